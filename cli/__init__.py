@@ -1,0 +1,1 @@
+"""The `ergo` command. One file per command; may import everything."""

@@ -1,0 +1,44 @@
+"""Messages go to stderr, data to stdout; both are plain when not a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from proxy_runtime.shim.spec import CutReport
+
+messages = Console(stderr=True, highlight=False, soft_wrap=True)
+data = Console(highlight=False, soft_wrap=True)
+
+_PARTS = ("stop", "agree", "process", "device", "volume", "write", "read", "processes", "reconnect")
+
+
+def say(text: str) -> None:
+    """One message line on stderr."""
+    messages.print(f"ergo: {text}", markup=False)
+
+
+def cut_sentence(report: CutReport) -> str:
+    """One line about a cut."""
+    if report.outcome in ("moved", "checkpointed", "stopped"):
+        steps = sorted(set(report.steps))
+        at = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
+        late = "" if report.reached_step else " (the step asked for was not reached in time)"
+        return (
+            f"cut at {at}{late}: {report.outcome}, epoch {report.epoch}, "
+            f"down {report.ms.get('downtime', 0) / 1e3:.2f} s, {report.pending_operations} operations pending, "
+            f"checkpoint {report.checkpoint}"
+        )
+    if report.outcome == "job-ended":
+        return "cut: the job had ended already"
+    return f"cut called off, the job runs on: {report.error}"
+
+
+def cut_table(reports: list[CutReport]) -> Table:
+    """All cuts of a run, times in milliseconds."""
+    table = Table("cut", "outcome", "step", *_PARTS, "down", title="cuts, ms", title_justify="left")
+    for index, report in enumerate(reports, 1):
+        values = [f"{report.ms[part]:.0f}" if part in report.ms else "" for part in _PARTS]
+        steps = "/".join(str(step) for step in sorted(set(report.steps)))
+        table.add_row(str(index), report.outcome, steps, *values, f"{report.ms.get('downtime', 0):.0f}")
+    return table

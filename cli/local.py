@@ -1,0 +1,97 @@
+"""Commands on the jobs that `ergo run` has started on this machine, from another terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.table import Table
+
+from cli.console import cut_sentence, data, say
+from proxy_runtime.errors import ErgoError
+from proxy_runtime.shim.client import ShimClient, running_jobs
+from proxy_runtime.shim.spec import CutRequest, RunError
+
+JobArgument = Annotated[
+    str | None, typer.Argument(metavar="[JOB]", help="Job id; may be left out when only one is running.")
+]
+StepOption = Annotated[int | None, typer.Option("--at-step", help="Prefer the moment when this step is done.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("ps", short_help="Jobs of `ergo run` on this machine.")(ps)
+    app.command("cut", short_help="Cut a running job: checkpoint, end, restore.")(cut)
+    app.command("checkpoint", short_help="Checkpoint a running job; it goes on.")(checkpoint)
+    app.command("suspend", short_help="Checkpoint a running job and end it; `ergo run --restore` continues it.")(suspend)
+    app.command("cancel", short_help="End a running job.")(cancel)
+
+
+def ps(as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False) -> None:
+    """Lists the jobs that run on this machine under `ergo run`."""
+    rows: list[dict[str, Any]] = []
+    for layout in running_jobs():
+        client = ShimClient(layout)
+        try:
+            status = client.status()
+        except ErgoError:
+            continue
+        finally:
+            client.close()
+        rows.append({"id": layout.job_id, **{key: value for key, value in status.items() if key != "ok"}})
+    if as_json:
+        sys.stdout.write(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode() + "\n")
+        return
+    table = Table("job", "epoch", "step", "ranks", "devices", box=None)
+    for row in rows:
+        steps = "/".join(str(step) for step in sorted(set(row.get("step", []))))
+        ranks, width = len(row.get("placement", [])), row.get("width", 0)
+        table.add_row(row["id"], str(row["epoch"]), steps, str(ranks), str(width))
+    data.print(table)
+
+
+def cut(
+    job: JobArgument = None,
+    at_step: StepOption = None,
+    devices: Annotated[int | None, typer.Option(help="Continue on this many devices.", min=1)] = None,
+) -> None:
+    """Checkpoints JOB, ends all its processes and restores them from the checkpoint, as on another node."""
+    _cut(job, CutRequest(at_step=at_step, devices=devices))
+
+
+def checkpoint(job: JobArgument = None, at_step: StepOption = None) -> None:
+    """Takes a checkpoint of JOB, which goes on meanwhile."""
+    _cut(job, CutRequest(move=False, at_step=at_step))
+
+
+def suspend(job: JobArgument = None, at_step: StepOption = None) -> None:
+    """Checkpoints JOB and ends it."""
+    _cut(job, CutRequest(stop=True, at_step=at_step))
+
+
+def cancel(job: JobArgument = None) -> None:
+    """Ends JOB and everything that belongs to it."""
+    client = _client(job)
+    client.end(130, "the job was cancelled.")
+    say(f"job {client.layout.job_id} was cancelled")
+
+
+def _cut(job: str | None, request: CutRequest) -> None:
+    report = _client(job).cut(request)
+    say(cut_sentence(report))
+    raise typer.Exit(0 if report.outcome in ("moved", "checkpointed", "stopped") else 1)
+
+
+def _client(job: str | None) -> ShimClient:
+    layouts = running_jobs()
+    if job is not None:
+        layouts = [layout for layout in layouts if layout.job_id == job]
+        if not layouts:
+            raise RunError(f"no job {job} is running here.", code="run.no-job", remedy="`ergo ps` lists them.")
+    if not layouts:
+        raise RunError("no job is running here.", code="run.no-job", remedy="`ergo run` starts one.")
+    if len(layouts) > 1:
+        names = ", ".join(layout.job_id for layout in layouts)
+        raise RunError(f"several jobs are running here ({names}).", code="run.which-job", remedy="Name one.")
+    return ShimClient(layouts[0])

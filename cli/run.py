@@ -1,0 +1,269 @@
+"""`ergo run`: ranks and device proxies in the foreground, as torchrun would, and cuts on demand."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from cli.console import cut_sentence, cut_table, messages, say
+from proxy_runtime.errors import ErgoError
+from proxy_runtime.job import Job, JobOptions
+from proxy_runtime.shim.spec import CutReport, CutRequest, RunError
+
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "run",
+        context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+        short_help="Run a script on device proxies, in the foreground.",
+    )(run)
+
+
+def run(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="A Python script, or -m MODULE.")
+    ] = None,
+    nproc: Annotated[int, typer.Option(help="Ranks, each a process of the script.", min=1)] = 1,
+    devices: Annotated[
+        int | None, typer.Option(help="CPU accelerators (device proxies); default: one a rank.", min=1)
+    ] = None,
+    cut_at: Annotated[
+        list[int] | None, typer.Option(help="Cut when this optimizer step is done; may be repeated.", min=0)
+    ] = None,
+    cut_every: Annotated[str | None, typer.Option(help="Cut at this interval, wherever the job is: 3s, 500ms.")] = None,
+    live: Annotated[bool, typer.Option("--live", help="Cuts only checkpoint; the processes go on.")] = False,
+    checkpoint_dir: Annotated[
+        Path | None, typer.Option(help="Keep checkpoints here; default: with the run, which is removed at its end.")
+    ] = None,
+    restore: Annotated[
+        Path | None, typer.Option(help="Continue the last checkpoint of this directory instead of starting.")
+    ] = None,
+    checkpoint: Annotated[str, typer.Option(help="With --restore: which checkpoint.")] = "HEAD",
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="The job directory; default: the current one. With --restore: where its files are now.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads a device; constant for the life of a job.", min=1)] = 1,
+    transport: Annotated[str, typer.Option(help="Between device proxies: shm or tcp.")] = "shm",
+    python: Annotated[str, typer.Option(help="Interpreter of the ranks.")] = sys.executable,
+    json_report: Annotated[Path | None, typer.Option(help="Write what happened as JSON to this file.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the script's own output.")] = False,
+) -> None:
+    """Runs SCRIPT with torch's `cuda` device served by device proxies.
+
+    Each rank sees one device, cuda:0. The script needs no change and no GPU. A cut checkpoints the job, ends
+    all its processes, and restores them as another node would; the script does not notice, and every number
+    stays the same, bit for bit. The job's exit code is the script's own.
+    """
+    if transport not in ("shm", "tcp"):
+        raise typer.BadParameter(f"{transport!r} is neither shm nor tcp", param_hint="--transport")
+    interval = _seconds(cut_every) if cut_every else None
+    options = JobOptions(
+        argv=() if restore else _command(command, python, directory),
+        world_size=nproc,
+        devices=devices or (0 if restore else nproc),
+        cwd=directory,
+        checkpoint_dir=restore or checkpoint_dir,
+        threads=threads,
+        transport=transport,
+        python=python,
+    )
+    tell = (lambda _: None) if quiet else say
+    foreground = _Foreground(tell)
+    with foreground.signals():
+        job = Job.restore(checkpoint, options, tell) if restore else Job.start(options, tell)
+        tell(f"job {job.spec.job_id}: {job.spec.world_size} ranks on {job.spec.devices} devices")
+        code = foreground.follow(job, sorted(cut_at or []), interval, move=not live)
+    if job.cuts and not quiet:
+        messages.print(cut_table(job.cuts))
+    if json_report is not None:
+        json_report.write_bytes(orjson.dumps(foreground.report(job, code), option=orjson.OPT_INDENT_2))
+    raise typer.Exit(code)
+
+
+class _Foreground:
+    """Follows one job: its logs to stdout, cuts on demand, signals to its end."""
+
+    def __init__(self, tell: Any) -> None:
+        self._tell = tell
+        self._interrupted = 0
+        self._offsets: dict[int, int] = {}
+        self._partial: dict[int, bytes] = {}
+        self._rss: list[int] = []
+
+    def signals(self) -> _Signals:
+        return _Signals(self)
+
+    def interrupt(self, number: int) -> None:
+        self._interrupted = number
+
+    @property
+    def interrupted(self) -> int:
+        return self._interrupted
+
+    def follow(self, job: Job, cut_at: list[int], interval: float | None, *, move: bool) -> int:
+        """Returns the exit code of the job."""
+        driver = threading.Thread(target=self._cut_on_plan, args=(job, cut_at, interval, move), daemon=True)
+        driver.start()
+        next_sample = 0.0
+        ending = False
+        while not job.ended:
+            self._pump(job)
+            if self._interrupted and not ending:
+                ending = True
+                threading.Thread(target=_quietly(job.end), daemon=True).start()
+            if time.monotonic() >= next_sample:
+                next_sample = time.monotonic() + 0.5
+                self._sample(job)
+            time.sleep(0.02)
+        self._pump(job, last=True)
+        driver.join(5)
+        result = job.wait()
+        assert result is not None
+        if self._interrupted:
+            self._tell(f"interrupted by {signal.Signals(self._interrupted).name}: everything of the job was ended.")
+            return 128 + self._interrupted
+        if result.sentence:
+            self._tell(result.sentence)
+        return result.code
+
+    def report(self, job: Job, code: int) -> dict[str, Any]:
+        return {
+            "job": job.spec.job_id,
+            "ranks": list(range(job.spec.world_size)),
+            "devices": job.spec.devices,
+            "exit_code": code,
+            "rss_mb": [round(size / 1e6, 1) for size in self._rss],
+            "cuts": [
+                {**report.to_json(), **{f"{part}_ms": round(value, 2) for part, value in report.ms.items()}}
+                for report in job.cuts
+            ],
+        }
+
+    def _sample(self, job: Job) -> None:
+        try:
+            sizes = job.status().get("rss_bytes", [])
+        except ErgoError:
+            return
+        self._rss = [max(pair) for pair in zip(sizes, self._rss + [0] * len(sizes), strict=False)]
+
+    # ------------------------------------------------------------------ logs
+
+    def _pump(self, job: Job, *, last: bool = False) -> None:
+        many = job.spec.world_size > 1
+        for rank, path in enumerate(job.log_paths):
+            try:
+                with open(path, "rb") as file:
+                    file.seek(self._offsets.get(rank, 0))
+                    fresh = file.read()
+            except FileNotFoundError:
+                continue
+            if not fresh and not (last and self._partial.get(rank)):
+                continue
+            self._offsets[rank] = self._offsets.get(rank, 0) + len(fresh)
+            text = self._partial.pop(rank, b"") + fresh
+            whole, _, rest = text.rpartition(b"\n") if not last else (text.rstrip(b"\n"), b"", b"")
+            if rest:
+                self._partial[rank] = rest
+            if whole:
+                prefix = f"[rank{rank}] ".encode() if many else b""
+                sys.stdout.buffer.write(b"".join(prefix + line + b"\n" for line in whole.split(b"\n")))
+        sys.stdout.flush()
+
+    # ------------------------------------------------------------------ cuts
+
+    def _cut_on_plan(self, job: Job, cut_at: list[int], interval: float | None, move: bool) -> None:
+        try:
+            for step in cut_at:
+                if self._until_near(job, step):
+                    self._report_cut(job, CutRequest(move=move, at_step=step))
+            while interval is not None and not job.ended:
+                limit = time.monotonic() + interval
+                while time.monotonic() < limit and not job.ended:
+                    time.sleep(0.02)
+                if not job.ended:
+                    self._report_cut(job, CutRequest(move=move))
+        except ErgoError:
+            return  # the job has ended; its own result says how
+
+    def _until_near(self, job: Job, step: int) -> bool:
+        """Waits until every rank is about to finish `step`; False when the job ends before."""
+        while not job.ended:
+            steps = job.status().get("step", [])
+            if steps and min(steps) >= step - 1:
+                return True
+            time.sleep(0.005)
+        return False
+
+    def _report_cut(self, job: Job, request: CutRequest) -> None:
+        report: CutReport = job.cut(request)
+        self._tell(cut_sentence(report))
+
+
+class _Signals:
+    """SIGINT and SIGTERM end the job; installed while it runs."""
+
+    def __init__(self, foreground: _Foreground) -> None:
+        self._foreground = foreground
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._received)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _received(self, number: int, _: FrameType | None) -> None:
+        if self._foreground.interrupted:
+            return
+        self._foreground.interrupt(number)
+
+
+def _command(command: list[str] | None, python: str, directory: Path | None) -> tuple[str, ...]:
+    if not command:
+        raise typer.BadParameter("a script is needed", param_hint="SCRIPT")
+    if command[0] == "-m":
+        if len(command) < 2:
+            raise typer.BadParameter("-m needs the name of a module", param_hint="SCRIPT")
+        return (_interpreter(python), *command)
+    script = (directory or Path.cwd()).absolute() / command[0]
+    if not script.is_file():
+        raise RunError(f"the script {script} does not exist.", code="run.no-script")
+    return (_interpreter(python), str(script), *command[1:])
+
+
+def _interpreter(python: str) -> str:
+    found = shutil.which(python)
+    if found is None:
+        raise RunError(f"the interpreter {python} does not exist.", code="run.no-python")
+    return str(Path(found).absolute())
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text)
+    if match is None or float(match[1]) == 0:
+        raise typer.BadParameter(f"{text!r} is not a duration such as 3s or 500ms", param_hint="--cut-every")
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def _quietly(call: Any) -> Any:
+    def attempt() -> None:
+        try:
+            call()
+        except ErgoError:
+            return
+
+    return attempt

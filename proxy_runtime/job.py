@@ -1,0 +1,243 @@
+"""The runtime as a library: run a job on this machine, cut it, move it, restore it.
+
+    job = Job.start(JobOptions(argv=("python", "train.py"), world_size=2, devices=2))
+    report = job.cut(CutRequest(at_step=50))
+    result = job.wait()
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from proxy_runtime import build
+from proxy_runtime.checkpoint import volume
+from proxy_runtime.checkpoint.store import Store
+from proxy_runtime.shim.client import ShimClient
+from proxy_runtime.shim.layout import RunLayout
+from proxy_runtime.shim.spec import CutReport, CutRequest, RunError, RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What to run. Paths are made absolute; `cwd` defaults to the current directory.
+
+    `checkpoint_dir` defaults to a store inside the run directory, which is removed with it when the job is
+    done; `keep_run` keeps the run directory (logs, result).
+    """
+
+    argv: tuple[str, ...]
+    world_size: int = 1
+    devices: int = 1
+    cwd: Path | None = None
+    env: dict[str, str] | None = None
+    checkpoint_dir: Path | None = None
+    threads: int = 1
+    transport: str = "shm"
+    network: str = "host"
+    linger: bool = False
+    keep_run: bool = False
+    python: str = sys.executable
+    job_id: str = field(default_factory=lambda: f"run-{uuid.uuid4().hex[:8]}")
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """Exit code of the job, and the sentence that explains one that is not 0."""
+
+    code: int
+    sentence: str
+
+
+class Job:
+    """A job of this machine, seen from the process that started it."""
+
+    def __init__(self, spec: RunSpec, client: ShimClient, options: JobOptions) -> None:
+        self.spec = spec
+        self.client = client
+        self._options = options
+        self._result: JobResult | None = None
+        self._done = threading.Event()
+        self.cuts: list[CutReport] = []
+        self.log_paths: list[Path] = []
+        self.on_event: Callable[[dict[str, Any]], None] = lambda _: None
+
+    # ------------------------------------------------------------------ starting
+
+    @classmethod
+    def start(cls, options: JobOptions, progress: Callable[[str], None] = lambda _: None) -> Job:
+        """Starts a job. Raises ErgoError with nothing left behind."""
+        job = cls._spawn(_spec(options), options, progress)
+        job._begin(job.client.start)
+        return job
+
+    @classmethod
+    def restore(
+        cls,
+        checkpoint: str,
+        options: JobOptions,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> Job:
+        """Continues a checkpoint of the store `options.checkpoint_dir` on `options.devices` devices.
+
+        `options.cwd`, if given, is where the job directory's own files are now; the ranks see it at the path
+        that they have always seen.
+
+        Raises:
+            ErgoError: damaged, of another build, a file missing: one sentence, nothing left behind.
+        """
+        if options.checkpoint_dir is None:
+            raise RunError("a checkpoint directory is needed to restore from.", code="run.bad-spec")
+        header = Store.open(options.checkpoint_dir).read(checkpoint).manifest.header
+        made_by = build.by_id(header.build)
+        spec = RunSpec(
+            job_id=header.job_id,
+            argv=tuple(header.argv),
+            cwd=header.cwd,
+            env=dict(header.env),
+            world_size=header.world_size,
+            devices=options.devices or header.devices,
+            checkpoint_dir=str(options.checkpoint_dir.absolute()),
+            threads=header.numerics.threads_per_device,
+            transport=options.transport,
+            network=header.network,
+            linger=options.linger,
+            base_dir=str(options.cwd.absolute()) if options.cwd else "",
+        )
+        job = cls._spawn(spec, options, progress, made_by)
+        job._begin(lambda: job.client.restore(checkpoint))
+        return job
+
+    @classmethod
+    def _spawn(
+        cls,
+        spec: RunSpec,
+        options: JobOptions,
+        progress: Callable[[str], None],
+        made_by: build.Build | None = None,
+    ) -> Job:
+        layout = RunLayout.of(spec.job_id)
+        _claim(layout)
+        used = made_by or build.ensure(options.python, progress)
+        return cls(spec, ShimClient.spawn(spec, used.root), options)
+
+    def _begin(self, call: Callable[[], None]) -> None:
+        threading.Thread(target=self._watch, daemon=True).start()
+        try:
+            call()
+        except BaseException:
+            self.client.close()
+            self._done.wait(30)
+            self._clean()
+            raise
+
+    # ------------------------------------------------------------------ while it runs
+
+    def status(self) -> dict[str, Any]:
+        return self.client.status()
+
+    def cut(self, request: CutRequest) -> CutReport:
+        """One cut; see `CutReport.outcome` for what came of it."""
+        report = self.client.cut(request)
+        self.cuts.append(report)
+        return report
+
+    def end(self) -> None:
+        """Ends the job now; `wait` then returns code 130."""
+        self.client.end()
+
+    def _watch(self) -> None:
+        for event in self.client.events():
+            if "logs" in event:
+                self.log_paths = [Path(path) for path in event["logs"]]
+            if event["event"] == "ended":
+                self._result = JobResult(event["code"], event["sentence"])
+            self.on_event(event)
+        if self._result is None:
+            stored = self.client.result()
+            self._result = JobResult(**stored) if stored else JobResult(1, "the shim of the job was killed.")
+        self._done.set()
+
+    # ------------------------------------------------------------------ the end
+
+    def wait(self, timeout_s: float | None = None) -> JobResult | None:
+        """Blocks until the job has ended and brings its files home; None after `timeout_s` seconds."""
+        if not self._done.wait(timeout_s):
+            return None
+        self.client.close()
+        self._bring_home()
+        self._clean()
+        return self._result
+
+    @property
+    def ended(self) -> bool:
+        return self._done.is_set()
+
+    def logs(self, rank: int) -> str:
+        """What the rank has written so far."""
+        try:
+            return self.log_paths[rank].read_text(errors="replace")
+        except (IndexError, FileNotFoundError):
+            return ""
+
+    def _bring_home(self) -> None:
+        """Applies what the job wrote in its directory to the directory itself."""
+        layout = self.client.layout
+        epochs = sorted(layout.root.glob("e*/upper"), key=lambda path: int(path.parent.name[1:]))
+        if epochs:
+            volume.merge_back(epochs[-1], Path(self.spec.lower))
+
+    def _clean(self) -> None:
+        if not self._options.keep_run:
+            shutil.rmtree(self.client.layout.root, ignore_errors=True)
+        mount = Path("/run/ergo") / self.spec.job_id
+        if mount.is_dir() and not any(mount.iterdir()):
+            mount.rmdir()
+
+
+def _spec(options: JobOptions) -> RunSpec:
+    layout = RunLayout.of(options.job_id)
+    cwd = (options.cwd or Path.cwd()).absolute()
+    if not cwd.is_dir():
+        raise RunError(f"the job directory {cwd} does not exist.", code="run.no-directory")
+    if layout.root.is_relative_to(cwd):
+        raise RunError(
+            f"the job directory {cwd} contains Ergosphere's own state ({layout.root}).",
+            code="run.nested-state",
+            remedy="Set ERGO_HOME to a directory outside it, or run from another directory.",
+        )
+    env = dict(os.environ if options.env is None else options.env)
+    env = {name: value for name, value in env.items() if not name.startswith("ERGO_")}
+    return RunSpec(
+        job_id=options.job_id,
+        argv=options.argv,
+        cwd=str(cwd),
+        env=env,
+        world_size=options.world_size,
+        devices=options.devices,
+        checkpoint_dir=str((options.checkpoint_dir or layout.root / "checkpoints").absolute()),
+        threads=options.threads,
+        transport=options.transport,
+        network=options.network,
+        linger=options.linger,
+    )
+
+
+def _claim(layout: RunLayout) -> None:
+    """A run directory belongs to one shim; one left by a killed machine is taken over."""
+    from proxy_runtime.shim.client import running_jobs
+
+    if any(running.root == layout.root for running in running_jobs()):
+        raise RunError(
+            f"the job {layout.job_id} is running on this machine already.",
+            code="run.already-running",
+            remedy=f"End it first (`ergo cancel {layout.job_id}`).",
+        )
+    shutil.rmtree(layout.root, ignore_errors=True)

@@ -1,0 +1,268 @@
+"""Everything alive of one epoch of a job on a node: its device proxies, its rings and its ranks.
+
+A cut that moves the job makes a new generation from a checkpoint while the old one is held, and ends the
+old one only when the new one stands; until then the old one can go on as if nothing had been asked.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from proxy_runtime.build import Build
+from proxy_runtime.channel.ring import Ring
+from proxy_runtime.device.client import DeviceProxyClient, Zygote, connect_fabric
+from proxy_runtime.process import criu, inspect
+from proxy_runtime.process.criu_setup import Criu
+from proxy_runtime.process.namespace import Container, ContainerSpec, launch
+from proxy_runtime.shim.layout import EpochLayout
+from proxy_runtime.shim.spec import RankExit, RunError, RunSpec
+
+T = TypeVar("T")
+
+# Launching sets PR_SET_PDEATHSIG, which fires when the launching *thread* ends: these threads never do.
+_workers = ThreadPoolExecutor(max_workers=64, thread_name_prefix="ergo-shim")
+
+
+def in_parallel(calls: Iterable[Callable[[], T]]) -> list[T]:
+    """Runs the calls side by side; raises the first error after all have ended."""
+    futures: list[Future[T]] = [_workers.submit(call) for call in calls]
+    wait(futures)
+    return [future.result() for future in futures]
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank of a generation. `exit` is set once it has ended."""
+
+    rank: int
+    ring: Ring | None = None
+    container: Container | None = None
+    exit: RankExit | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.container is not None and self.exit is None
+
+
+@dataclass(slots=True)
+class Generation:
+    """Proxies and ranks of one epoch. Not thread-safe: the shim's one operation thread drives it."""
+
+    spec: RunSpec
+    epoch: int
+    layout: EpochLayout
+    build: Build
+    devices: int
+    placement: tuple[int, ...]
+    proxies: list[DeviceProxyClient] = field(default_factory=list)
+    ranks: list[Rank] = field(default_factory=list)
+
+    # ------------------------------------------------------------------ bringing it up
+
+    @classmethod
+    def prepare(cls, spec: RunSpec, epoch: int, layout: EpochLayout, build: Build, devices: int) -> Generation:
+        placement = tuple(rank * devices // spec.world_size for rank in range(spec.world_size))
+        generation = cls(spec, epoch, layout, build, devices, placement)
+        generation.ranks = [Rank(rank) for rank in range(spec.world_size)]
+        return generation
+
+    def fork_proxies(self, zygote: Zygote) -> None:
+        """Forks this generation's proxies from the zygote and connects them to one another."""
+        self.proxies = in_parallel(
+            [
+                lambda device=device: zygote.fork(self.layout.proxy_log(device), threads=self.spec.threads)
+                for device in range(self.devices)
+            ]
+        )
+        connect_fabric(self.proxies, self.placement, transport=self.spec.transport)
+
+    def launch_ranks(self) -> None:
+        """Starts every rank in its own container; each waits at its first device call for `start`."""
+        in_parallel([lambda rank=rank: self._launch(rank) for rank in self.ranks])
+
+    def _launch(self, rank: Rank) -> None:
+        rank.ring = Ring.create(rank=rank.rank, build_id=self.build.id)
+        rank.container = launch(self.build.init_binary, self.container_spec(rank))
+
+    def attach(self) -> None:
+        """Gives every living rank's ring to the proxy of its device."""
+        in_parallel(
+            [lambda rank=rank: self.proxy_of(rank).attach(rank.rank, rank.ring.fd) for rank in self.ranks if rank.ring]
+        )
+
+    def start(self) -> None:
+        """Lets the proxies execute."""
+        in_parallel([proxy.run for proxy in self.proxies])
+
+    def container_spec(self, rank: Rank, *, channel: bool = True) -> ContainerSpec:
+        spec, layout = self.spec, self.layout
+        env = {
+            **spec.env,
+            "RANK": str(rank.rank),
+            "WORLD_SIZE": str(spec.world_size),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "GROUP_RANK": str(rank.rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+            "PYTHONHASHSEED": spec.env.get("PYTHONHASHSEED", "0"),
+            "PYTHONUNBUFFERED": spec.env.get("PYTHONUNBUFFERED", "1"),
+            "TORCH_DISABLE_NATIVE_JIT": "1",
+            "OMP_NUM_THREADS": spec.env.get("OMP_NUM_THREADS", "1"),
+            "TMPDIR": layout.tmp_inside,
+            "PYTHONPATH": os.pathsep.join(
+                [str(self.build.rank_dir), *filter(None, [spec.env.get("PYTHONPATH", "")])]
+            ),
+        }
+        keep_fd = None
+        if channel and rank.ring is not None:
+            keep_fd = rank.ring.fd
+            env["ERGO_CHANNEL"] = f"{keep_fd}:{self.build.rank_dir}:{spec.device_kind}"
+        return ContainerSpec(
+            argv=spec.argv,
+            env=env,
+            cwd=spec.cwd,
+            log=Path(layout.log_inside(rank.rank)),
+            binds=((layout.merged, Path(spec.cwd)), (layout.private, Path(layout.private_mount))),
+            network=spec.network,
+            keep_fd=keep_fd,
+        )
+
+    # ------------------------------------------------------------------ looking at it
+
+    def proxy_of(self, rank: Rank) -> DeviceProxyClient:
+        return self.proxies[self.placement[rank.rank]]
+
+    def living(self) -> list[Rank]:
+        return [rank for rank in self.ranks if rank.alive]
+
+    def poll_exits(self) -> list[RankExit]:
+        """Ranks that have ended since the last call."""
+        ended: list[RankExit] = []
+        for rank in self.living():
+            status = rank.container.poll() if rank.container else None
+            if status is not None:
+                rank.exit = RankExit(rank.rank, status.code, status.signal)
+                ended.append(rank.exit)
+        return ended
+
+    def dead_proxy(self) -> int | None:
+        """Index of a proxy that has died, or None."""
+        for index, proxy in enumerate(self.proxies):
+            if not proxy.alive:
+                return index
+        return None
+
+    def step(self) -> list[int]:
+        """Steps whose device work is done, per rank."""
+        return [rank.ring.step_done if rank.ring else 0 for rank in self.ranks]
+
+    def violations(self) -> list[str]:
+        """Sentences about everything that a process of this job holds and must not hold at a cut."""
+        found: list[str] = []
+        for rank in self.living():
+            assert rank.container is not None
+            found += [f"rank {rank.rank}: {text}" for text in inspect.violations(rank.container)]
+        return found
+
+    def resident_bytes(self) -> list[int]:
+        """Resident memory of every living rank's own process."""
+        sizes: list[int] = []
+        for rank in self.living():
+            with suppress(OSError, ValueError):
+                assert rank.container is not None
+                fields = Path(f"/proc/{rank.container.rank_pid}/statm").read_text().split()
+                sizes.append(int(fields[1]) * os.sysconf("SC_PAGE_SIZE"))
+        return sizes
+
+    # ------------------------------------------------------------------ holding, releasing, ending it
+
+    def hold(self) -> None:
+        """Stops every process of every rank (SIGSTOP): nothing of it runs until `release`."""
+        self._signal_all(signal.SIGSTOP)
+
+    def release(self) -> None:
+        """Undoes `hold` and lets the proxies go on: the job runs as if no cut had been asked."""
+        for proxy in self.proxies:
+            with suppress(Exception):  # a dead proxy is found and reported by the monitor
+                proxy.resume()
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: int) -> None:
+        for rank in self.living():
+            assert rank.container is not None
+            for pid in rank.container.processes():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def terminate_ranks(self, grace_s: float) -> None:
+        """SIGTERM to every living rank, SIGKILL to what is left after `grace_s` seconds."""
+        for rank in self.living():
+            assert rank.container is not None
+            with suppress(ProcessLookupError):
+                rank.container.signal(signal.SIGTERM)
+        limit = time.monotonic() + grace_s
+        while self.living() and time.monotonic() < limit:
+            self.poll_exits()
+            time.sleep(0.01)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends everything of this generation at once. Idempotent."""
+        in_parallel([lambda rank=rank: self._kill_rank(rank) for rank in self.ranks])
+        for proxy in self.proxies:
+            proxy.kill()
+        self.proxies = []
+
+    def _kill_rank(self, rank: Rank) -> None:
+        if rank.container is not None:
+            rank.container.kill()
+        if rank.ring is not None:
+            rank.ring.close()
+            rank.ring = None
+
+    # ------------------------------------------------------------------ restoring it
+
+    def restore_rank(self, rank: Rank, tool: Criu, images: Path, go: Callable[[], None], deadline_s: float) -> None:
+        """Restores one rank; `go` blocks, with the tree complete and paused, until it may run."""
+
+        def on_paused(container: Container) -> None:
+            rank.ring = Ring.of_process(container.rank_pid)
+            go()
+
+        rank.container = criu.restore(
+            tool,
+            self.build.init_binary,
+            images,
+            self.container_spec(rank, channel=False),
+            on_paused=on_paused,
+            deadline_s=deadline_s,
+        )
+
+
+@contextmanager
+def ended_on_error(generation: Generation) -> Iterator[Generation]:
+    """Whatever goes wrong inside, nothing of the generation stays behind."""
+    try:
+        yield generation
+    except BaseException:
+        generation.kill()
+        raise
+
+
+def require_comms_agree(counts: list[dict[str, Any]]) -> None:
+    """The check at load (facts/cut.md): every member has completed the same collectives."""
+    from proxy_runtime.cut.agreement import verify_completed
+
+    try:
+        verify_completed(counts)
+    except ValueError as error:
+        raise RunError(f"the checkpoint is not a consistent cut: {error}", code="run.inconsistent-cut") from error

@@ -1,0 +1,103 @@
+"""Where the files of a job's processes are on a node."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+# Inside a rank's mount namespace the private directory of its job is always here, whatever node it is on:
+# the path is in its process image. Short, because UNIX socket paths end at 107 bytes.
+PRIVATE_ROOT = "/run/ergo"
+
+
+def ergo_home() -> Path:
+    """Root of everything that Ergosphere keeps on a machine (`ERGO_HOME`)."""
+    return Path(os.environ.get("ERGO_HOME") or Path.home() / ".local" / "state" / "ergosphere")
+
+
+@dataclass(frozen=True, slots=True)
+class EpochLayout:
+    """Directories of one epoch of a job: nothing in here is shared with another epoch."""
+
+    root: Path
+    job_id: str
+
+    @property
+    def upper(self) -> Path:
+        """Overlay upper directory: what the job changed in its directory since its submission."""
+        return self.root / "upper"
+
+    @property
+    def work(self) -> Path:
+        """Overlay work directory (kernel scratch)."""
+        return self.root / "work"
+
+    @property
+    def merged(self) -> Path:
+        """Where the overlay is mounted; bound to the job directory's own path in every rank's namespace."""
+        return self.root / "merged"
+
+    @property
+    def private(self) -> Path:
+        """Logs and temporary files of the ranks; mounted at `private_mount`."""
+        return self.root / "private"
+
+    @property
+    def private_mount(self) -> str:
+        return f"{PRIVATE_ROOT}/{self.job_id}"
+
+    def log(self, rank: int) -> Path:
+        """Standard output and error of a rank, as the host sees the file."""
+        return self.private / "logs" / f"rank-{rank}.log"
+
+    def log_inside(self, rank: int) -> str:
+        """The same file as the rank sees it."""
+        return f"{self.private_mount}/logs/rank-{rank}.log"
+
+    @property
+    def tmp_inside(self) -> str:
+        return f"{self.private_mount}/tmp"
+
+    def proxy_log(self, device: int) -> Path:
+        return self.root / f"proxy-{device}.log"
+
+    def scratch(self, name: str) -> Path:
+        """A directory for files of a checkpoint on its way to or from the store, mode 0700."""
+        path = self.root / name
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
+
+    def create(self) -> EpochLayout:
+        for path in (self.upper, self.work, self.private / "logs", self.private / "tmp"):
+            path.mkdir(parents=True, exist_ok=True)
+        self.root.chmod(0o700)
+        os.makedirs(self.private_mount, exist_ok=True)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class RunLayout:
+    """The run directory of a job on this node."""
+
+    root: Path
+    job_id: str
+
+    @classmethod
+    def of(cls, job_id: str) -> RunLayout:
+        return cls(ergo_home() / "runs" / job_id, job_id)
+
+    def epoch(self, epoch: int) -> EpochLayout:
+        return EpochLayout(self.root / f"e{epoch}", self.job_id)
+
+    @property
+    def socket(self) -> Path:
+        return self.root / "shim.sock"
+
+    @property
+    def shim_log(self) -> Path:
+        return self.root / "shim.log"
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "run.json"

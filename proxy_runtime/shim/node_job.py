@@ -1,0 +1,250 @@
+"""A job's processes on one node, and the operations on them: start, cut, restore, end.
+
+The order of a cut is in docs/design/0001. Everything up to the end of the old generation can be called
+off: the job then runs on as it was.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from proxy_runtime.build import Build
+from proxy_runtime.checkpoint.store import CheckpointReader, Store
+from proxy_runtime.cut.cutter import Cutter, Frozen
+from proxy_runtime.device.client import Zygote
+from proxy_runtime.errors import ErgoError
+from proxy_runtime.process.criu_setup import Criu
+from proxy_runtime.shim import mounts, restoring
+from proxy_runtime.shim.generation import Generation, ended_on_error
+from proxy_runtime.shim.header import manifest_header
+from proxy_runtime.shim.layout import EpochLayout, RunLayout
+from proxy_runtime.shim.spec import CutReport, CutRequest, RankExit, RunError, RunSpec
+
+TERMINATE_GRACE_S = 5.0
+
+
+class NodeJob:
+    """Owns one job's processes on this node.
+
+    `start`, `restore`, `cut` and `end` are called from one thread; `poll` from another.
+    """
+
+    def __init__(self, spec: RunSpec, layout: RunLayout, build: Build, tool: Callable[[], Criu]) -> None:
+        self.spec = spec
+        self.layout = layout
+        self.build = build
+        self._tool = tool  # found when first needed: a job that is never cut needs no CRIU
+        self._zygote: Zygote | None = None
+        self._lock = threading.RLock()  # guards `current` against the monitor
+        self.current: Generation | None = None
+        self.exits: dict[int, RankExit] = {}
+        self.epoch = 0
+
+    # ------------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Starts all ranks and proxies. Raises ErgoError with nothing left behind."""
+        layout = self._new_epoch(0)
+        generation = Generation.prepare(self.spec, 0, layout, self.build, self.spec.devices)
+        with ended_on_error(generation):
+            self._start_zygote()
+            generation.launch_ranks()  # they import torch while the zygote does
+            generation.fork_proxies(self._zygote_ready())
+            generation.attach()
+            generation.start()
+        self._adopt(generation)
+
+    def restore(self, reader: CheckpointReader) -> None:
+        """Continues a checkpoint here. Raises ErgoError with nothing left behind."""
+        self.epoch = reader.manifest.header.epoch + 1
+        layout = self._new_epoch(self.epoch)
+        generation = Generation.prepare(self.spec, self.epoch, layout, self.build, self.spec.devices)
+        with ended_on_error(generation):
+            self._start_zygote()
+            generation.fork_proxies(self._zygote_ready())
+            restoring.restore(generation, reader, self._tool(), mount=self._mount, deadline_s=120.0, commit=lambda: None)
+        self.exits = {exit.rank: exit for exit in (rank.exit for rank in generation.ranks) if exit is not None}
+        self._adopt(generation)
+
+    def end(self) -> None:
+        """Ends everything. Idempotent."""
+        with self._lock:
+            generation, self.current = self.current, None
+        if generation is not None:
+            generation.kill()
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+        for epoch in self.layout.root.glob("e*"):
+            mounts.unmount(epoch / "merged")
+
+    def fail(self) -> None:
+        """A rank or proxy is gone: the others get SIGTERM, a few seconds, then SIGKILL."""
+        with self._lock:
+            generation = self.current
+        if generation is not None:
+            for rank in generation.ranks:
+                if rank.ring is not None:
+                    rank.ring.mark_proxy_gone()
+            generation.terminate_ranks(TERMINATE_GRACE_S)
+
+    # ------------------------------------------------------------------ what the monitor sees
+
+    def poll(self) -> list[RankExit]:
+        """Exits since the last call."""
+        with self._lock:
+            ended = self.current.poll_exits() if self.current is not None else []
+            self.exits.update({exit.rank: exit for exit in ended})
+        return ended
+
+    @property
+    def finished(self) -> bool:
+        return len(self.exits) == self.spec.world_size
+
+    def dead_proxy(self) -> int | None:
+        with self._lock:
+            return self.current.dead_proxy() if self.current is not None else None
+
+    def status(self) -> dict[str, Any]:
+        """Step per rank, epoch, width, processes and memory, for `ergo run` and tests."""
+        with self._lock:
+            generation = self.current
+            if generation is None:
+                return {"epoch": self.epoch, "alive": False}
+            return {
+                "epoch": generation.epoch,
+                "alive": True,
+                "width": generation.devices,
+                "placement": list(generation.placement),
+                "step": generation.step(),
+                "rank_pids": [rank.container.rank_pid if rank.container else 0 for rank in generation.ranks],
+                "proxy_pids": [proxy.pid for proxy in generation.proxies],
+                "rss_bytes": generation.resident_bytes(),
+                "logs": [str(generation.layout.log(rank.rank)) for rank in generation.ranks],
+            }
+
+    # ------------------------------------------------------------------ the cut
+
+    def cut(self, request: CutRequest) -> CutReport:
+        """Takes a checkpoint, and moves or stops the job if asked.
+
+        Never raises for a cut that failed: the report says `called-off` and why, and the job runs on.
+        """
+        report = CutReport(epoch=self.epoch)
+        generation = self.current
+        if generation is None or not generation.living():
+            report.outcome = "job-ended"
+            return report
+        try:
+            self._cut(generation, request, report)
+        except ErgoError as error:
+            report.code, report.error = error.code, str(error)
+        except Exception as error:  # the job must outlive any fault of ours
+            report.code, report.error = "run.internal", f"{type(error).__name__}: {error}"
+        if report.error and not generation.living():
+            report.outcome, report.error, report.code = "job-ended", "", ""
+        return report
+
+    def _cut(self, old: Generation, request: CutRequest, report: CutReport) -> None:
+        clock = time.perf_counter
+        devices = request.devices or old.devices
+        if not 1 <= devices <= self.spec.world_size:
+            raise RunError(
+                f"cannot place {self.spec.world_size} ranks on {devices} devices.", code="run.bad-width"
+            )
+        store = Store.open(Path(self.spec.checkpoint_dir))
+        scratch = old.layout.scratch("cut")
+        fresh: Generation | None = None
+        tool = self._tool()
+        moving = request.move and not request.stop
+        if moving:  # warm targets before the clock of the downtime starts
+            layout = self._new_epoch(self.epoch + 1, mount=False)
+            fresh = Generation.prepare(self.spec, self.epoch + 1, layout, self.build, devices)
+        released = False
+        try:
+            if fresh is not None:
+                fresh.fork_proxies(self._zygote_ready())
+            cutter = Cutter(old, tool, scratch, request, report)
+            start = clock()
+            frozen: Frozen = cutter.take(store.begin(self.spec.job_id, self.epoch))
+            if not request.move and not request.stop:
+                old.release()
+                released = True
+                report.ms["downtime"] = (clock() - start) * 1e3
+            committed = clock()
+            checkpoint = frozen.write(manifest_header(old, frozen))
+            report.ms["write"] = (clock() - committed) * 1e3
+            report.checkpoint = str(checkpoint)
+            if fresh is not None:
+                restored = clock()
+                reader = store.read(str(checkpoint))
+                restoring.restore(
+                    fresh, reader, tool, mount=self._mount, deadline_s=request.deadline_s, commit=lambda: self._swap(old, fresh), timings=report.ms
+                )
+                report.ms["restore"] = (clock() - restored) * 1e3
+                report.ms["downtime"] = (clock() - start) * 1e3
+                report.outcome = "moved"
+                released = True
+                self._discard(old)
+            elif request.stop:
+                self._adopt(None)
+                old.kill()
+                released = True
+                report.outcome = "stopped"
+            else:
+                report.outcome = "checkpointed"
+        except BaseException:
+            if fresh is not None:
+                fresh.kill()
+                self._discard(fresh)
+            raise
+        finally:
+            if not released:
+                old.release()
+            shutil.rmtree(scratch, ignore_errors=True)
+        report.epoch = self.epoch
+
+    def _swap(self, old: Generation, fresh: Generation) -> None:
+        """The commit point of a move: the fresh generation stands, the old one ends.
+
+        Adopted first: the monitor must not take the end of the old ranks for the end of the job.
+        """
+        self.epoch = fresh.epoch
+        self._adopt(fresh)
+        old.kill()
+
+    # ------------------------------------------------------------------ helpers
+
+    def _adopt(self, generation: Generation | None) -> None:
+        with self._lock:
+            self.current = generation
+
+    def _new_epoch(self, epoch: int, *, mount: bool = True) -> EpochLayout:
+        layout = self.layout.epoch(epoch)
+        shutil.rmtree(layout.root, ignore_errors=True)
+        layout.create()
+        if mount:
+            self._mount(layout)
+        return layout
+
+    def _mount(self, layout: EpochLayout) -> None:
+        mounts.mount_overlay(Path(self.spec.lower), layout.upper, layout.work, layout.merged)
+
+    def _discard(self, generation: Generation) -> None:
+        mounts.unmount(generation.layout.merged)
+        with suppress(OSError):
+            shutil.rmtree(generation.layout.root, ignore_errors=True)
+
+    def _start_zygote(self) -> None:
+        self._zygote = Zygote.start(self.build, self.spec.device_kind, log=self.layout.root / "zygote.log")
+
+    def _zygote_ready(self) -> Zygote:
+        if self._zygote is None:
+            raise RunError("the zygote of the device proxies is not running.", code="run.no-zygote")
+        return self._zygote

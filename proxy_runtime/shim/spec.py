@@ -1,0 +1,142 @@
+"""What a shim is asked to run, and what it answers. Plain data, JSON in both directions."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy_runtime.errors import ErgoError
+
+
+class RunError(ErgoError):
+    """A job could not be started, cut, restored or finished."""
+
+    code = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """One job on one node, as `ergo run` starts it.
+
+    Attributes:
+        job_id: letters, digits and dashes; names the run directory.
+        argv: the command of every rank, interpreter first.
+        cwd: the job directory: absolute, seen by the ranks at this very path.
+        env: the environment of the ranks before ours is added.
+        world_size: number of ranks, constant for life.
+        devices: number of device proxies (the width), 1 to `world_size`.
+        device_kind: torch device type that the proxies execute on.
+        threads: threads per device proxy, constant for life (bits depend on it).
+        network: `host` or `private`.
+        transport: how proxies of this node reach each other, `shm` or `tcp`.
+        checkpoint_dir: store of the job's checkpoints.
+        linger: keep running when the client that started the job is gone.
+        base_dir: where the job directory's own files are on this machine; `cwd` unless restored elsewhere.
+    """
+
+    job_id: str
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    world_size: int
+    devices: int
+    checkpoint_dir: str
+    device_kind: str = "cpu"
+    threads: int = 1
+    network: str = "host"
+    transport: str = "shm"
+    linger: bool = False
+    base_dir: str = ""
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise RunError(f"a job needs at least one rank, not {self.world_size}.", code="run.bad-spec")
+        if not 1 <= self.devices <= self.world_size:
+            raise RunError(
+                f"{self.devices} devices for {self.world_size} ranks: a job uses between 1 and as many devices as it has ranks.",
+                code="run.bad-spec",
+                remedy="Lower --devices or raise --nproc.",
+            )
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """Device index of every rank: contiguous groups, so that each forms whole subtrees of a reduction."""
+        return tuple(rank * self.devices // self.world_size for rank in range(self.world_size))
+
+    @property
+    def lower(self) -> str:
+        """The directory under the job's overlay."""
+        return self.base_dir or self.cwd
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> RunSpec:
+        return cls(**{**data, "argv": tuple(data["argv"])})
+
+
+@dataclass(frozen=True, slots=True)
+class CutRequest:
+    """How a cut is to be taken.
+
+    Attributes:
+        move: end the processes and restore them from the checkpoint (fresh namespaces, fresh proxies);
+            otherwise the job goes on and the checkpoint is written behind its back.
+        at_step: prefer the moment when every rank's device work of this step is done; None: now.
+        step_deadline_s: how long to wait for `at_step` before *now* is taken.
+        deadline_s: limit for every single phase of the cut.
+        devices: width after the move; None: as before.
+        stop: end the job after the checkpoint is committed instead of restoring it (suspend to disk).
+    """
+
+    move: bool = True
+    at_step: int | None = None
+    step_deadline_s: float = 60.0
+    deadline_s: float = 60.0
+    devices: int | None = None
+    stop: bool = False
+
+
+@dataclass(slots=True)
+class CutReport:
+    """What a cut did. Times in milliseconds, sizes in bytes.
+
+    `outcome` is `moved`, `checkpointed`, `stopped`, `job-ended` (nothing was left to cut) or `called-off`
+    (it failed, `error` says why, and the job runs on as it was).
+    """
+
+    outcome: str = "called-off"
+    error: str = ""
+    code: str = ""
+    checkpoint: str = ""
+    epoch: int = 0
+    steps: list[int] = field(default_factory=list)
+    reached_step: bool = True
+    contributed: dict[str, dict[str, int]] = field(default_factory=dict)
+    pending_operations: int = 0
+    pending_bytes: int = 0
+    image_bytes: int = 0
+    device_bytes: int = 0
+    ms: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RankExit:
+    """How a rank ended. `signal` is 0 unless it was killed."""
+
+    rank: int
+    code: int
+    signal: int = 0
+
+    @property
+    def sentence(self) -> str:
+        if self.signal:
+            import signal as signals
+
+            return f"rank {self.rank} was killed by {signals.Signals(self.signal).name}"
+        return f"rank {self.rank} exited with code {self.code}"
