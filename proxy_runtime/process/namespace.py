@@ -1,0 +1,420 @@
+"""Containers: a rank and its children under a minimal pid 1, in pid and mount (and network) namespaces of their own.
+
+Nothing of a container survives its launcher: the kernel kills pid 1 when the launching process dies, and
+everything inside when pid 1 dies.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal as signals
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from proxy_runtime.errors import ErgoError
+from proxy_runtime.process import proc
+from proxy_runtime.process.spawn import Start, spawn
+
+Network = Literal["host", "none", "private"]
+
+
+class ContainerError(ErgoError):
+    """A container cannot be made, or does not do what it must."""
+
+    code = "container"
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """An overlay of a job directory. `upper` and `work` lie on one file system, outside `lower`.
+
+    Two overlays must never share `upper`: ranks of one job share one mount (see `hold_volume`).
+    What the job changed is in `upper`; its `trusted.overlay.*` attributes belong to it.
+    """
+
+    lower: Path
+    upper: Path
+    work: Path
+    mountpoint: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSpec:
+    """What a container is made of.
+
+    Attributes:
+        argv: the rank's program; looked up in `env`'s PATH.
+        env: its whole environment.
+        cwd: its working directory, a path inside.
+        log: a file inside that its stdout and stderr are appended to; None for /dev/null.
+        overlay: an overlay to mount, before `binds`.
+        binds: (source, destination) pairs that are bind mounted.
+        network: `host`, or a network namespace in which only loopback is up (`none`, `private`).
+        keep_fd: a descriptor that the rank gets under the same number.
+        no_aslr: address space randomization off, so that images of ranks share pages.
+        first_pid: pid of the rank inside; above the pids that CRIU takes when it restores.
+    """
+
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | str = "/"
+    log: Path | str | None = None
+    overlay: Overlay | None = None
+    binds: tuple[tuple[Path, Path], ...] = ()
+    network: Network = "host"
+    keep_fd: int | None = None
+    no_aslr: bool = True
+    first_pid: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.network not in ("host", "none", "private"):
+            raise ValueError(f"network must be host, none or private, not {self.network!r}")
+        if self.keep_fd is not None and self.keep_fd < 3:
+            raise ValueError("keep_fd must not be a standard stream")
+        if not 2 <= self.first_pid < 4_000_000:
+            raise ValueError("first_pid must be between 2 and the largest pid")
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a rank ended.
+
+    Attributes:
+        code: its exit code, 128 + signal when it was killed.
+        signal: the signal that killed it, or 0.
+        lost: pid 1 was killed, and the rank with it; its own status is not known.
+    """
+
+    code: int
+    signal: int = 0
+    lost: bool = False
+
+
+def launch(
+    init_binary: Path | str, spec: ContainerSpec, *, mounts_of: Volume | None = None, deadline_s: float = 30.0
+) -> Container:
+    """Starts `spec.argv` as the rank of a fresh container.
+
+    Args:
+        init_binary: the compiled `init.c`.
+        spec: the container.
+        mounts_of: the volume whose mounts the container starts from.
+        deadline_s: seconds until the rank must have been executed.
+
+    Raises:
+        ContainerError: `container.not-permitted`, `container.setup` (the sentence says which part),
+            `container.timeout`. Nothing is left behind.
+    """
+    if not spec.argv:
+        raise ValueError("a container needs a program to run")
+    return _start(init_binary, spec, mounts_of, "running", deadline_s)
+
+
+def launch_empty(
+    init_binary: Path | str, spec: ContainerSpec, *, mounts_of: Volume | None = None, deadline_s: float = 30.0
+) -> Container:
+    """Makes a container without a rank, for a restore. Errors as `launch`."""
+    return _start(init_binary, spec, mounts_of, "ready", deadline_s)
+
+
+def hold_volume(init_binary: Path | str, overlay: Overlay, *, deadline_s: float = 30.0) -> Volume:
+    """Mounts an overlay once for all containers of a job, visible to nobody else.
+
+    Raises:
+        ContainerError: as `launch`.
+    """
+    options = ["--hold", *_overlay_options(overlay)]
+    volume = Volume(*_start_init(init_binary, options, {}, ()))
+    return _await(volume, "ready", deadline_s)
+
+
+class _Supervised:
+    """A running init and the socket to it. Thread-safe; `fileno` is readable when there is news."""
+
+    def __init__(self, first_stage: subprocess.Popen[bytes], status: socket.socket, init_binary: Path | str) -> None:
+        self.init_binary = init_binary
+        self.init_pid = 0
+        self._first_stage = first_stage
+        self._status = status
+        self._lock = threading.RLock()
+        self._buffer = b""
+        self._error = ""
+        self._ready = False
+        self._closed = False
+        self._init_pidfd = -1
+
+    def fileno(self) -> int:
+        return self._status.fileno()
+
+    def kill(self, *, deadline_s: float = 30.0) -> None:
+        """Ends everything inside and returns when every process is gone. Idempotent.
+
+        Raises:
+            ContainerError: `container.unkillable`: a process hangs in the kernel.
+        """
+        with self._lock:
+            if self._init_pidfd >= 0:
+                with suppress(ProcessLookupError):
+                    signals.pidfd_send_signal(self._init_pidfd, signals.SIGKILL)
+            elif not self._closed:
+                self._first_stage.kill()
+        try:
+            # The kernel lets pid 1 end only after everything inside has been reaped.
+            self._first_stage.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            raise ContainerError(
+                f"processes under pid {self.init_pid} cannot be killed: they hang in the kernel.",
+                code="container.unkillable",
+                remedy="Look at their wait channel with `ps -o pid,stat,wchan`; a dead file server is the usual cause.",
+            ) from None
+        with self._lock:
+            self._drain()
+            self._close()
+
+    def __enter__(self):  # noqa: ANN204  Self is 3.11, pyright infers it
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def _close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._status.close()
+            for pidfd in (self._init_pidfd,):
+                if pidfd >= 0:
+                    os.close(pidfd)
+            self._init_pidfd = -1
+
+    def _drain(self) -> bool:
+        """Reads what has arrived; False once the other end is closed."""
+        if self._closed:
+            return False
+        while True:
+            try:
+                data = self._status.recv(4096)
+            except BlockingIOError:
+                return True
+            except OSError:
+                data = b""
+            if not data:
+                return False
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            for line in lines:
+                word, _, rest = line.decode(errors="replace").partition(" ")
+                self._line(word, rest)
+
+    def _line(self, word: str, rest: str) -> None:
+        if word == "error":
+            self._error = rest
+        elif word == "ready":
+            self._ready = True
+        elif word == "init":
+            self.init_pid = int(rest)
+            with suppress(ProcessLookupError):  # already gone: the socket says so
+                self._init_pidfd = os.pidfd_open(self.init_pid)
+
+    def _reached(self, word: str) -> bool:
+        return self._ready if word == "ready" else False
+
+    def _await(self, word: str, deadline_s: float) -> None:
+        limit = time.monotonic() + deadline_s
+        while True:
+            with self._lock:
+                open_ = self._drain()
+                if self._reached(word):
+                    return
+                if self._error or not open_:
+                    raise _setup_error(self._error or f"its pid 1 ended while it was made ({word} was awaited)")
+            left = limit - time.monotonic()
+            if left <= 0:
+                raise ContainerError(
+                    f"the container did not get to {word!r} within {deadline_s:g} s.",
+                    code="container.timeout",
+                    remedy="Look for a file system that does not answer.",
+                )
+            select.select([self._status], [], [], left)
+
+
+class Volume(_Supervised):
+    """A mount namespace with a job's overlay in it. Containers made from it share the mount."""
+
+
+class Container(_Supervised):
+    """A rank in its namespaces.
+
+    Attributes:
+        init_pid: host pid of pid 1.
+        rank_pid: host pid of the rank; 0 while a restored container has none yet.
+        network: what it was made with.
+    """
+
+    def __init__(
+        self, first_stage: subprocess.Popen[bytes], status: socket.socket, init_binary: Path | str, network: Network
+    ) -> None:
+        super().__init__(first_stage, status, init_binary)
+        self.network: Network = network
+        self.rank_pid = 0
+        self._running = False
+        self._exit: ExitStatus | None = None
+        self._rank_pidfd = -1
+
+    def poll(self) -> ExitStatus | None:
+        """How the rank ended, or None while it runs."""
+        with self._lock:
+            if self._exit is None and not self._drain() and self._exit is None:
+                self._exit = ExitStatus(128 + signals.SIGKILL, signals.SIGKILL, lost=True)
+            return self._exit
+
+    def wait(self, timeout: float | None = None) -> ExitStatus | None:
+        """Waits until the rank has ended, at most `timeout` seconds; None when it still runs."""
+        limit = None if timeout is None else time.monotonic() + timeout
+        while True:
+            status = self.poll()
+            if status is not None:
+                return status
+            left = None if limit is None else limit - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            # In slices: `kill` in another thread closes the descriptor, which wakes nobody.
+            step = 0.5 if left is None else min(left, 0.5)
+            with suppress(OSError, ValueError):
+                select.select([self._status], [], [], step)
+
+    def processes(self) -> list[int]:
+        """Host pids of the rank and of everything it has started, without pid 1."""
+        return proc.descendants(self.init_pid)
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the rank.
+
+        Raises:
+            ProcessLookupError: it has ended.
+        """
+        with self._lock:
+            if self._rank_pidfd < 0 or self.poll() is not None:
+                raise ProcessLookupError("the rank has ended")
+            signals.pidfd_send_signal(self._rank_pidfd, number)
+
+    def adopt(self, pid_inside: int, *, deadline_s: float = 10.0) -> None:
+        """Tells pid 1 which of the restored processes is the rank.
+
+        Raises:
+            ContainerError: there is no such process (`container.no-rank`), or as `launch`.
+        """
+        for pid in proc.in_pid_namespace_of(self.init_pid):
+            if proc.pid_inside(pid) == pid_inside:
+                self._set_rank(pid)
+                break
+        else:
+            raise ContainerError(f"no process {pid_inside} was restored.", code="container.no-rank")
+        with suppress(OSError):  # pid 1 gone: noticed below
+            self._status.sendall(f"rank {pid_inside}\n".encode())
+        self._await("running", deadline_s)
+
+    def _set_rank(self, pid: int) -> None:
+        self.rank_pid = pid
+        with suppress(ProcessLookupError):
+            self._rank_pidfd = os.pidfd_open(pid)
+
+    def _line(self, word: str, rest: str) -> None:
+        if word == "running":
+            self._running = True
+            host_pid = int(rest.split()[1])
+            if host_pid:
+                self._set_rank(host_pid)
+        elif word == "exit":
+            self._exit = ExitStatus(int(rest))
+        elif word == "signal":
+            self._exit = ExitStatus(128 + int(rest), int(rest))
+        else:
+            super()._line(word, rest)
+
+    def _reached(self, word: str) -> bool:
+        return self._running if word == "running" else super()._reached(word)
+
+    def _close(self) -> None:
+        if not self._closed:
+            self._exit = self._exit or ExitStatus(128 + signals.SIGKILL, signals.SIGKILL, lost=True)
+            if self._rank_pidfd >= 0:
+                os.close(self._rank_pidfd)
+                self._rank_pidfd = -1
+        super()._close()
+
+
+def _start(
+    init_binary: Path | str, spec: ContainerSpec, mounts_of: Volume | None, word: str, deadline_s: float
+) -> Container:
+    options: list[str] = [] if mounts_of is None else ["--mounts-of", str(mounts_of.init_pid)]
+    if spec.overlay is not None:
+        options += _overlay_options(spec.overlay)
+    for source, destination in spec.binds:
+        options += ["--bind", str(source), str(destination)]
+    options += ["--net", spec.network]
+    if word == "ready":
+        container = Container(*_start_init(init_binary, [*options, "--restore"], {}, ()), spec.network)
+        return _await(container, word, deadline_s)
+    options += ["--cwd", str(spec.cwd), "--first-pid", str(spec.first_pid)]
+    if spec.log is not None:
+        options += ["--log", str(spec.log)]
+    if spec.no_aslr:
+        options.append("--no-aslr")
+    keep: tuple[int, ...] = ()
+    if spec.keep_fd is not None:
+        keep = (spec.keep_fd,)
+        options += ["--keep-fd", str(spec.keep_fd)]
+    container = Container(*_start_init(init_binary, [*options, "--", *spec.argv], spec.env, keep), spec.network)
+    return _await(container, word, deadline_s)
+
+
+def _overlay_options(overlay: Overlay) -> list[str]:
+    return ["--overlay", str(overlay.lower), str(overlay.upper), str(overlay.work), str(overlay.mountpoint)]
+
+
+def _start_init(
+    init_binary: Path | str, options: list[str], env: Mapping[str, str], keep: tuple[int, ...]
+) -> tuple[subprocess.Popen[bytes], socket.socket, Path | str]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with theirs:
+        common = [str(init_binary), "--status-fd", str(theirs.fileno()), "--parent", str(os.getpid())]
+        try:
+            process = spawn(Start([*common, *options], env, (theirs.fileno(), *keep)))
+        except OSError as error:
+            ours.close()
+            raise ContainerError(
+                f"{init_binary} cannot be started: {error.strerror}.",
+                code="container.no-init",
+                remedy="Remove the build directory; it is made anew.",
+            ) from error
+    return process, ours, init_binary
+
+
+_S = TypeVar("_S", bound=_Supervised)
+
+
+def _await(supervised: _S, word: str, deadline_s: float) -> _S:
+    try:
+        supervised._await(word, deadline_s)  # noqa: SLF001
+    except BaseException:
+        supervised.kill()
+        raise
+    return supervised
+
+
+def _setup_error(reason: str) -> ContainerError:
+    if reason.endswith("Operation not permitted"):
+        return ContainerError(
+            f"a container cannot be made: {reason}.",
+            code="container.not-permitted",
+            remedy="Run as root with CAP_SYS_ADMIN; `ergo doctor` shows what is missing.",
+        )
+    return ContainerError(f"a container cannot be made: {reason}.", code="container.setup")
