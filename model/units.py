@@ -1,0 +1,44 @@
+"""Sizes as people write them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, WithJsonSchema
+
+_FACTORS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_PATTERN = r"([0-9]+) ?(KiB|MiB|GiB|TiB)"
+_END = 1 << 63
+
+
+def parse_bytes(value: Any) -> Any:
+    """Reads ``16GiB`` as a number of bytes; leaves what is not a string to the next validator.
+
+    Raises:
+        ValueError: a string of another form.
+    """
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(_PATTERN, value)
+    if match is None:
+        raise ValueError("must be a number of bytes, or one with KiB, MiB, GiB or TiB, such as '16GiB'")
+    size = int(match[1]) * _FACTORS[match[2]]
+    if size >= _END:
+        raise ValueError("must be less than 2**63 bytes")
+    return size
+
+
+Bytes = Annotated[
+    int,
+    BeforeValidator(parse_bytes),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "exclusiveMaximum": _END},
+                {"type": "string", "pattern": f"^{_PATTERN}$"},
+            ]
+        }
+    ),
+]
+"""A size in bytes of at least 1; in a file also a string such as ``16GiB``."""
