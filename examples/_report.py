@@ -10,6 +10,7 @@ import hashlib
 import json
 import statistics
 import struct
+import sys
 import time
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def add_report_arguments(parser: argparse.ArgumentParser, default_out: str) -> N
         "--time-steps", action="store_true", help="measure the wall time of a step, in blocks of --sync-every"
     )
     parser.add_argument("--warm-up", type=int, default=20, help="first steps that --time-steps leaves out")
+
+
+def say(line: str) -> None:
+    """Prints a line in one write: `print` under torchrun (``python -u``) makes two, and lines of ranks get mixed."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 class LossLog:
@@ -59,7 +66,7 @@ class LossLog:
         """Notes and prints a measurement beside training; the time it took is no part of any step's."""
         self._fetch()
         self.evaluations.append(value)
-        print(f"step {len(self.losses)} {name} {value:.6f}", flush=True)
+        say(f"step {len(self.losses)} {name} {value:.6f}")
         self._block_started = time.perf_counter()
 
     def finish(self, model: torch.nn.Module | None = None) -> None:
@@ -81,10 +88,7 @@ class LossLog:
         path.write_text(json.dumps(result, indent=1) + "\n")
         if self._rank == 0 and weights:
             torch.save(weights, out / "weights.pt")
-        print(
-            f"rank {self._rank} losses sha256 {result['losses_sha256']} weights sha256 {result['weights_sha256']}",
-            flush=True,
-        )
+        say(f"rank {self._rank} losses sha256 {result['losses_sha256']} weights sha256 {result['weights_sha256']}")
 
     def _fetch(self) -> None:
         if not self._waiting:
@@ -97,7 +101,7 @@ class LossLog:
         self.losses += values
         for step, value in enumerate(values, start=first + 1):
             if self._args.log_every and step % self._args.log_every == 0:
-                print(f"step {step} loss {value:.6f}", flush=True)
+                say(f"step {step} loss {value:.6f}")
         self._block_started = time.perf_counter()
 
     def _timing(self) -> dict[str, object]:

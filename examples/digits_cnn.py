@@ -87,9 +87,9 @@ def main() -> None:
     if world_size > 1:
         dist.init_process_group("nccl" if cuda else "gloo")
 
-    digits = load_digits()
-    images = torch.from_numpy(digits.images).float().unsqueeze(1) / 16
-    labels = torch.from_numpy(digits.target).long()
+    pixels, classes = load_digits(return_X_y=True)
+    images = torch.from_numpy(pixels).float().view(-1, 1, 8, 8) / 16
+    labels = torch.from_numpy(classes).long()
     train = Digits(images[:-HELD_OUT], labels[:-HELD_OUT], augment=True)
     held_out = Digits(images[-HELD_OUT:], labels[-HELD_OUT:], augment=False)
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed) if world_size > 1 else None

@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 
 import torch
+from _report import say
 from char_gpt import CharGPT, encode
 
 
@@ -66,8 +67,8 @@ def main() -> None:
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     model = load_model(args).to(device).eval()
     text = generate(model, args, device, seed=args.seed * 1000 + rank)
-    print(ascii(text) if args.weights is None else text)
-    print(f"rank {rank} text sha256 {hashlib.sha256(text.encode()).hexdigest()}", flush=True)
+    say(ascii(text) if args.weights is None else text)
+    say(f"rank {rank} text sha256 {hashlib.sha256(text.encode()).hexdigest()}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Fits a multilayer perceptron to a random teacher network with SGD, momentum and gradient clipping.
 
-python examples/mlp_sgd.py --steps 300
-torchrun --nproc-per-node 2 examples/mlp_sgd.py --steps 300
+    python examples/mlp_sgd.py --steps 300
+    torchrun --nproc-per-node 2 examples/mlp_sgd.py --steps 300
+
+The smallest of the examples: its steps are so short that what surrounds an operation costs as much as the operation.
 """
 
 import argparse

@@ -1,0 +1,3 @@
+"""The user's own module `cli`."""
+
+MINE = "cli"
