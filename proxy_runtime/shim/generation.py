@@ -21,19 +21,23 @@ from proxy_runtime.channel.ring import Ring
 from proxy_runtime.device.client import DeviceProxyClient, Zygote, connect_fabric
 from proxy_runtime.process import criu, inspect
 from proxy_runtime.process.criu_setup import Criu
-from proxy_runtime.process.namespace import Container, ContainerSpec, launch
+from proxy_runtime.process.namespace import Container, ContainerSpec, Overlay, Volume, hold_volume, launch
 from proxy_runtime.shim.layout import EpochLayout
 from proxy_runtime.shim.spec import RankExit, RunError, RunSpec
 
 T = TypeVar("T")
 
-# Launching sets PR_SET_PDEATHSIG, which fires when the launching *thread* ends: these threads never do.
 _workers = ThreadPoolExecutor(max_workers=64, thread_name_prefix="ergo-shim")
+
+
+def in_background(call: Callable[..., T], *arguments: Any) -> Future[T]:
+    """Starts the call in another thread."""
+    return _workers.submit(call, *arguments)
 
 
 def in_parallel(calls: Iterable[Callable[[], T]]) -> list[T]:
     """Runs the calls side by side; raises the first error after all have ended."""
-    futures: list[Future[T]] = [_workers.submit(call) for call in calls]
+    futures = [in_background(call) for call in calls]
     wait(futures)
     return [future.result() for future in futures]
 
@@ -64,6 +68,7 @@ class Generation:
     placement: tuple[int, ...]
     proxies: list[DeviceProxyClient] = field(default_factory=list)
     ranks: list[Rank] = field(default_factory=list)
+    volume: Volume | None = None
 
     # ------------------------------------------------------------------ bringing it up
 
@@ -84,13 +89,18 @@ class Generation:
         )
         connect_fabric(self.proxies, self.placement, transport=self.spec.transport)
 
+    def mount(self) -> None:
+        """Mounts the job directory: as it was at submission, with what the job changed on top."""
+        overlay = Overlay(Path(self.spec.lower), self.layout.upper, self.layout.work, Path(self.spec.cwd))
+        self.volume = hold_volume(self.build.init_binary, overlay)
+
     def launch_ranks(self) -> None:
         """Starts every rank in its own container; each waits at its first device call for `start`."""
         in_parallel([lambda rank=rank: self._launch(rank) for rank in self.ranks])
 
     def _launch(self, rank: Rank) -> None:
         rank.ring = Ring.create(rank=rank.rank, build_id=self.build.id)
-        rank.container = launch(self.build.init_binary, self.container_spec(rank))
+        rank.container = launch(self.build.init_binary, self.container_spec(rank), mounts_of=self.volume)
 
     def attach(self) -> None:
         """Gives every living rank's ring to the proxy of its device."""
@@ -130,8 +140,8 @@ class Generation:
             argv=spec.argv,
             env=env,
             cwd=spec.cwd,
-            log=Path(layout.log_inside(rank.rank)),
-            binds=((layout.merged, Path(spec.cwd)), (layout.private, Path(layout.private_mount))),
+            log=layout.log_inside(rank.rank),
+            binds=((layout.private, Path(layout.private_mount)),),
             network=spec.network,
             keep_fd=keep_fd,
         )
@@ -221,6 +231,9 @@ class Generation:
         for proxy in self.proxies:
             proxy.kill()
         self.proxies = []
+        if self.volume is not None:
+            self.volume.kill()
+            self.volume = None
 
     def _kill_rank(self, rank: Rank) -> None:
         if rank.container is not None:
@@ -245,6 +258,7 @@ class Generation:
             self.container_spec(rank, channel=False),
             on_paused=on_paused,
             deadline_s=deadline_s,
+            mounts_of=self.volume,
         )
 
 

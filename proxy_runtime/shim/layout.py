@@ -34,11 +34,6 @@ class EpochLayout:
         return self.root / "work"
 
     @property
-    def merged(self) -> Path:
-        """Where the overlay is mounted; bound to the job directory's own path in every rank's namespace."""
-        return self.root / "merged"
-
-    @property
     def private(self) -> Path:
         """Logs and temporary files of the ranks; mounted at `private_mount`."""
         return self.root / "private"

@@ -10,7 +10,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from proxy_runtime.cut.cutter import Cutter, Frozen
 from proxy_runtime.device.client import Zygote
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
-from proxy_runtime.shim import mounts, restoring
+from proxy_runtime.shim import restoring
 from proxy_runtime.shim.generation import Generation, ended_on_error
 from proxy_runtime.shim.header import manifest_header
 from proxy_runtime.shim.layout import EpochLayout, RunLayout
@@ -54,6 +53,7 @@ class NodeJob:
         generation = Generation.prepare(self.spec, 0, layout, self.build, self.spec.devices)
         with ended_on_error(generation):
             self._start_zygote()
+            generation.mount()
             generation.launch_ranks()  # they import torch while the zygote does
             generation.fork_proxies(self._zygote_ready())
             generation.attach()
@@ -68,7 +68,7 @@ class NodeJob:
         with ended_on_error(generation):
             self._start_zygote()
             generation.fork_proxies(self._zygote_ready())
-            restoring.restore(generation, reader, self._tool(), mount=self._mount, deadline_s=120.0, commit=lambda: None)
+            restoring.restore(generation, reader, self._tool(), deadline_s=120.0, commit=lambda: None)
         self.exits = {exit.rank: exit for exit in (rank.exit for rank in generation.ranks) if exit is not None}
         self._adopt(generation)
 
@@ -81,8 +81,6 @@ class NodeJob:
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
-        for epoch in self.layout.root.glob("e*"):
-            mounts.unmount(epoch / "merged")
 
     def fail(self) -> None:
         """A rank or proxy is gone: the others get SIGTERM, a few seconds, then SIGKILL."""
@@ -164,7 +162,7 @@ class NodeJob:
         tool = self._tool()
         moving = request.move and not request.stop
         if moving:  # warm targets before the clock of the downtime starts
-            layout = self._new_epoch(self.epoch + 1, mount=False)
+            layout = self._new_epoch(self.epoch + 1)
             fresh = Generation.prepare(self.spec, self.epoch + 1, layout, self.build, devices)
         released = False
         try:
@@ -185,7 +183,7 @@ class NodeJob:
                 restored = clock()
                 reader = store.read(str(checkpoint))
                 restoring.restore(
-                    fresh, reader, tool, mount=self._mount, deadline_s=request.deadline_s, commit=lambda: self._swap(old, fresh), timings=report.ms
+                    fresh, reader, tool, deadline_s=request.deadline_s, commit=lambda: self._swap(old, fresh), timings=report.ms
                 )
                 report.ms["restore"] = (clock() - restored) * 1e3
                 report.ms["downtime"] = (clock() - start) * 1e3
@@ -225,21 +223,13 @@ class NodeJob:
         with self._lock:
             self.current = generation
 
-    def _new_epoch(self, epoch: int, *, mount: bool = True) -> EpochLayout:
+    def _new_epoch(self, epoch: int) -> EpochLayout:
         layout = self.layout.epoch(epoch)
         shutil.rmtree(layout.root, ignore_errors=True)
-        layout.create()
-        if mount:
-            self._mount(layout)
-        return layout
-
-    def _mount(self, layout: EpochLayout) -> None:
-        mounts.mount_overlay(Path(self.spec.lower), layout.upper, layout.work, layout.merged)
+        return layout.create()
 
     def _discard(self, generation: Generation) -> None:
-        mounts.unmount(generation.layout.merged)
-        with suppress(OSError):
-            shutil.rmtree(generation.layout.root, ignore_errors=True)
+        shutil.rmtree(generation.layout.root, ignore_errors=True)
 
     def _start_zygote(self) -> None:
         self._zygote = Zygote.start(self.build, self.spec.device_kind, log=self.layout.root / "zygote.log")

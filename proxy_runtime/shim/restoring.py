@@ -6,18 +6,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from proxy_runtime.checkpoint.store import CheckpointReader
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
-from proxy_runtime.shim.generation import Generation, Rank, in_parallel, require_comms_agree
-from proxy_runtime.shim.layout import EpochLayout
+from proxy_runtime.shim.generation import Generation, Rank, in_background, in_parallel, require_comms_agree
 from proxy_runtime.shim.spec import RankExit, RunError
-
-# Restored init processes die with the thread that made them (PR_SET_PDEATHSIG): these threads live on.
-_restorers = ThreadPoolExecutor(max_workers=64, thread_name_prefix="ergo-restore")
 
 
 def restore(
@@ -25,7 +20,6 @@ def restore(
     reader: CheckpointReader,
     tool: Criu,
     *,
-    mount: Callable[[EpochLayout], None],
     deadline_s: float,
     commit: Callable[[], None],
     timings: dict[str, float] | None = None,
@@ -48,7 +42,7 @@ def restore(
             rank.exit = RankExit(rank.rank, code) if code is not None else None
         reader.restore_part("volume/directory", layout.upper)
         reader.restore_part("volume/private", layout.private)
-        mount(layout)
+        generation.mount()
         in_parallel([lambda rank=rank: _fetch(rank, reader, scratch) for rank in generation.ranks])
         timings["read"] = (time.perf_counter() - clock) * 1e3
         clock = time.perf_counter()
@@ -56,7 +50,7 @@ def restore(
         waiting = [rank for rank in generation.ranks if rank.exit is None]
         gate = _Gate(len(waiting))
         futures = [
-            _restorers.submit(_restore_rank, generation, rank, tool, scratch, gate, deadline_s) for rank in waiting
+            in_background(_restore_rank, generation, rank, tool, scratch, gate, deadline_s) for rank in waiting
         ]
         try:
             loads = [lambda rank=rank: _load(generation, rank, scratch) for rank in generation.ranks]

@@ -222,11 +222,9 @@ class Shim:
 def run(root: Path) -> None:
     """Main of a shim process: `root` is the run directory with `run.json` in it."""
     from proxy_runtime import build
-    from proxy_runtime.shim import mounts
 
     data = orjson.loads((root / "run.json").read_bytes())
     spec = RunSpec.from_json(data["spec"])
     layout = RunLayout(root, spec.job_id)
-    mounts.enter_private_namespace()
     job = NodeJob(spec, layout, build.load(data["build"]), criu_setup.find_tested)
     Shim(spec, layout, job).serve()
