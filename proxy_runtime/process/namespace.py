@@ -291,7 +291,10 @@ class Container(_Supervised):
 
     def processes(self) -> list[int]:
         """Host pids of the rank and of everything it has started, without pid 1."""
-        return proc.descendants(self.init_pid)
+        found = proc.descendants(self.init_pid)
+        if self.rank_pid and self.rank_pid not in found and proc.pid_inside(self.rank_pid):
+            found = [self.rank_pid, *proc.descendants(self.rank_pid), *found]  # CRIU is still its parent
+        return found
 
     def signal(self, number: int) -> None:
         """Sends a signal to the rank.
