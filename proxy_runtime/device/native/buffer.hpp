@@ -43,7 +43,8 @@ class Slice {
  public:
   Slice() = default;
   Slice(std::shared_ptr<const Buffer> owner)  // NOLINT: a whole buffer is a slice
-      : owner_(std::move(owner)), bytes_(owner_ ? std::span(owner_->data(), owner_->size()) : std::span<const std::byte>()) {}
+      : owner_(std::move(owner)),
+        bytes_(owner_ ? std::span(owner_->data(), owner_->size()) : std::span<const std::byte>()) {}
   Slice(std::shared_ptr<Buffer> owner) : Slice(std::shared_ptr<const Buffer>(std::move(owner))) {}  // NOLINT
   // Throws nothing; the range must lie inside this slice.
   Slice part(size_t offset, size_t length) const {

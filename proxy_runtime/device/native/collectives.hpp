@@ -69,6 +69,10 @@ struct Descriptor {
   std::vector<Segment> segments;
 };
 
+struct Range {
+  size_t begin, end;
+};
+
 // Whether the operation changes anything at this member: if not (the root of a Broadcast, a Send, the
 // senders of Reduce and Gather), the input was packed at issue and the executor need not mark its
 // tensors pending.
@@ -106,7 +110,8 @@ struct PendingOperation {
 
 // acc = acc (op) other, element by element, in the dtype. Buffers are aligned to the element at least.
 // Avg arrives as Sum. Must not depend on n or alignment for its bits.
-using ReduceFn = std::function<void(uint8_t dtype, ReduceOp op, std::byte* acc, const std::byte* other, size_t n_elements)>;
+using ReduceFn =
+    std::function<void(uint8_t dtype, ReduceOp op, std::byte* acc, const std::byte* other, size_t n_elements)>;
 // data /= divisor in the dtype (integers: truncated), for Avg.
 using ScaleFn = std::function<void(uint8_t dtype, std::byte* data, size_t n_elements, uint64_t divisor)>;
 // f32, f64, i32, i64, u8, bool by ScalarType number; others throw CollectiveError. For tests.
@@ -165,14 +170,22 @@ class CollectiveEngine {
   struct Instance;
   struct Operation;
   struct Contribution;
+  struct Completion;
 
-  const Group& group_of(uint64_t comm) const;
+  const Group& group_of(uint64_t comm, int rank) const;
   Sequence& sequence(const SequenceId& id);
+  void bind(Sequence& sequence, const Group& group);
+  void contribute(Sequence& sequence, uint64_t number, uint32_t group_rank, const Operation& operation);
   void receive(int peer, Frame frame);
-  void contribute(const SequenceId& id, uint64_t number, uint32_t group_rank, const Descriptor& d, const Slice& input);
-  bool advance(Sequence& s);
-  bool prepare(Sequence& s, uint64_t number, Instance& instance);
-  void complete(Sequence& s, uint64_t number, Instance& instance);
+  [[noreturn]] void bad_frame(int peer, const FrameHeader& header, const std::string& what) const;
+  void prepare(Sequence& sequence, uint64_t number);
+  std::string disagreement(const Sequence& sequence, uint64_t number, const Instance& instance) const;
+  bool reduce_own_chunk(Sequence& sequence, uint64_t number, Instance& instance);
+  void make_results(Sequence& sequence, Instance& instance);
+  Slice reduce(const Sequence& sequence, const Instance& instance, const Descriptor& descriptor, uint32_t part,
+               Range range, std::shared_ptr<Buffer> into);
+  bool held(const SequenceId& id, uint64_t number) const;
+  void complete_ready(Sequence& sequence);
 
   int self_;
   std::vector<int> rank_to_proxy_;
@@ -182,8 +195,9 @@ class CollectiveEngine {
   std::map<uint64_t, std::unique_ptr<Group>> groups_;
   std::map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   std::map<int, std::list<std::shared_ptr<Operation>>> operations_;  // per rank, issue order
-  std::optional<std::map<SequenceId, uint64_t>> targets_;
-  std::deque<SequenceId> touched_;
+  std::optional<std::map<SequenceId, uint64_t>> targets_;            // in force between finish and resume
+  std::deque<std::pair<SequenceId, uint64_t>> touched_;              // instances that something arrived for
+  std::deque<Completion> completions_;                               // callbacks that wait for pump
   uint64_t next_ticket_ = 1;
 };
 

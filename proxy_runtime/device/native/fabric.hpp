@@ -58,11 +58,11 @@ struct FrameHeader {
   uint8_t type = 0;   // FrameType
   uint8_t phase = 0;  // Phase
   uint64_t comm = 0;
-  uint64_t number = 0;  // of the instance in its sequence, from 1
+  uint64_t number = 0;                              // of the instance in its sequence, from 1
   int32_t pair_source = -1, pair_destination = -1;  // group ranks of a send/recv sequence, else -1
-  uint32_t source = 0;       // group rank of the contributor; Result: index of the owner among the proxies
-  uint32_t part = 0;         // destination group rank of a block
-  uint32_t parts = 0;        // how many frames make up this contribution to this proxy
+  uint32_t source = 0;  // group rank of the contributor; Result: index of the owner among the proxies
+  uint32_t part = 0;    // destination group rank of a block
+  uint32_t parts = 0;   // how many frames make up this contribution to this proxy
   uint32_t root = 0;
   uint8_t kind = 0, op = 0;  // CollectiveKind, ReduceOp
   uint8_t reserved[6] = {};
