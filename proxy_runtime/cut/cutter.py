@@ -33,8 +33,7 @@ class Frozen:
     writer: CheckpointWriter
     scratch: Path
     ranks: list[Rank]
-    steps: list[int]
-    pending_operations: int
+    counts: dict[int, dict[str, Any]]  # per rank, as its proxy reported them
 
     def write(self, header: Any) -> Any:
         """Packs everything and commits the manifest; the writer is aborted when that fails."""
@@ -66,6 +65,7 @@ class Cutter:
     def take(self, writer: CheckpointWriter) -> Frozen:
         """Raises ErgoError; the caller then releases the generation."""
         try:
+            self._await_ranks()
             counts = self._stop()
             self._finish(counts)
             self._require_clean_processes()
@@ -74,7 +74,16 @@ class Cutter:
             writer.abort()
             raise
         generation = self._generation
-        return Frozen(writer, self._scratch, generation.ranks, self._report.steps, self._report.pending_operations)
+        return Frozen(writer, self._scratch, generation.ranks, self._counts)
+
+    def _await_ranks(self) -> None:
+        """Until every rank has taken its channel: for its first tenths of a second it still holds the descriptor."""
+        limit = time.monotonic() + self._request.deadline_s
+        while not all(rank.attached for rank in self._generation.ranks):
+            self._generation.poll_exits()
+            if time.monotonic() > limit:
+                raise RunError("not every rank has started in time.", code="cut.deadline")
+            time.sleep(0.002)
 
     def _stop(self) -> list[dict[str, Any]]:
         start = time.perf_counter()
@@ -160,9 +169,7 @@ class Cutter:
         start = time.perf_counter()
         if self._request.move or self._request.stop:
             self._generation.hold()
-        layout = self._generation.layout
-        writer.add_tree("volume/directory", layout.upper)
-        writer.add_tree("volume/private", layout.private)
+        writer.add_tree("volume", self._generation.layout.volume)
         self._report.ms["volume"] = elapsed_ms(start)
 
 

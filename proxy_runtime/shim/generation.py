@@ -55,6 +55,11 @@ class Rank:
     def alive(self) -> bool:
         return self.container is not None and self.exit is None
 
+    @property
+    def attached(self) -> bool:
+        """The rank has mapped its ring and let go of the descriptor (or has ended)."""
+        return self.exit is not None or (self.ring is not None and self.ring.rank_attached)
+
 
 @dataclass(slots=True)
 class Generation:

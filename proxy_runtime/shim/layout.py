@@ -24,9 +24,14 @@ class EpochLayout:
     job_id: str
 
     @property
+    def volume(self) -> Path:
+        """All files of the job that a checkpoint takes along: `upper` and `private`."""
+        return self.root / "volume"
+
+    @property
     def upper(self) -> Path:
         """Overlay upper directory: what the job changed in its directory since its submission."""
-        return self.root / "upper"
+        return self.volume / "directory"
 
     @property
     def work(self) -> Path:
@@ -36,7 +41,7 @@ class EpochLayout:
     @property
     def private(self) -> Path:
         """Logs and temporary files of the ranks; mounted at `private_mount`."""
-        return self.root / "private"
+        return self.volume / "private"
 
     @property
     def private_mount(self) -> str:

@@ -121,6 +121,7 @@ class NodeJob:
                 "width": generation.devices,
                 "placement": list(generation.placement),
                 "step": generation.step(),
+                "attached": all(rank.attached for rank in generation.ranks),
                 "rank_pids": [rank.container.rank_pid if rank.container else 0 for rank in generation.ranks],
                 "proxy_pids": [proxy.pid for proxy in generation.proxies],
                 "rss_bytes": generation.resident_bytes(),

@@ -40,8 +40,7 @@ def restore(
         for rank in generation.ranks:
             code = reader.manifest.header.exits.get(str(rank.rank))
             rank.exit = RankExit(rank.rank, code) if code is not None else None
-        reader.restore_part("volume/directory", layout.upper)
-        reader.restore_part("volume/private", layout.private)
+        reader.restore_part("volume", layout.volume)
         generation.mount()
         in_parallel([lambda rank=rank: _fetch(rank, reader, scratch) for rank in generation.ranks])
         timings["read"] = (time.perf_counter() - clock) * 1e3

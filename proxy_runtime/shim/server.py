@@ -7,6 +7,7 @@ and the zygote carry PR_SET_PDEATHSIG, proxies leave when their control socket c
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import socket
@@ -226,5 +227,12 @@ def run(root: Path) -> None:
     data = orjson.loads((root / "run.json").read_bytes())
     spec = RunSpec.from_json(data["spec"])
     layout = RunLayout(root, spec.job_id)
-    job = NodeJob(spec, layout, build.load(data["build"]), criu_setup.find_tested)
-    Shim(spec, layout, job).serve()
+    made = build.load(Path(data["build"]))
+
+    @functools.cache
+    def tool() -> criu_setup.Criu:
+        found = criu_setup.find()
+        criu_setup.self_test(found, made.init_binary)
+        return found
+
+    Shim(spec, layout, NodeJob(spec, layout, made, tool)).serve()
