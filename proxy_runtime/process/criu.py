@@ -15,8 +15,15 @@ from typing import Any, Final, Protocol
 from proxy_runtime.process import proc, shm
 from proxy_runtime.process.criu_errors import CriuError, error_lines, explain
 from proxy_runtime.process.namespace import Container, ContainerSpec, Volume, launch_empty
-from proxy_runtime.process.rpc import CgroupMode, Request, RequestType, Session, SessionLost, SessionTimeout
-from proxy_runtime.process.rpc import read_dump_stats
+from proxy_runtime.process.rpc import (
+    CgroupMode,
+    Request,
+    RequestType,
+    Session,
+    SessionLostError,
+    SessionTimeoutError,
+    read_dump_stats,
+)
 
 __all__ = ["CriuError", "DumpReport", "dump", "restore"]
 
@@ -133,7 +140,8 @@ def restore(
             that returns; when it raises, everything is killed and the exception is raised here.
             Its time does not count for the deadline.
         deadline_s: seconds for the rest.
-        mounts_of, link_remap: as at the dump.
+        mounts_of: the volume whose mounts the container starts from.
+        link_remap: as at the dump.
 
     Raises:
         CriuError: `criu.deadline`, `criu.died`, or the cause from CRIU's log. Nothing is left behind.
@@ -211,13 +219,13 @@ def _call(
         with Session(criu.path, container, limit - time.monotonic()) as session:
             try:
                 response = session.call(request, at_stage)
-            except SessionTimeout:
+            except SessionTimeoutError:
                 session.kill()
                 raise
-    except SessionTimeout:
+    except SessionTimeoutError:
         raise CriuError(f"{doing}: CRIU did not finish in time.", code="criu.deadline",
                         remedy="Give it more time, or look for a slow disk.") from None  # fmt: skip
-    except SessionLost as error:
+    except SessionLostError as error:
         lines = error_lines(log)
         if lines:
             raise explain(lines, doing) from error

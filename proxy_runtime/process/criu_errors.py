@@ -76,7 +76,8 @@ _RULES: Final = (
     _rule(r"(Can't|Unable to) open.*(pages|core|mm|inventory|pstree)[^ ]*\.img|Unexpected EOF on|Magic doesn't match|"
           r"Failed unpacking|pb_read|image.*corrupt", "image-damaged",
           "the process images are damaged or incomplete: {line}.", "Go back to another checkpoint."),
-    _rule(r"No such process|Can't find task|seize.*No such", "gone", "the process has ended before it could be dumped."),
+    _rule(r"No such process|Can't find task|seize.*No such", "gone",
+          "the process has ended before it could be dumped."),
     _rule(r"Unable to open fd", "file-missing", "a file that was in use at the checkpoint cannot be opened: {line}.",
           "Make it available under the same path."),
 )  # fmt: skip

@@ -29,6 +29,7 @@ class InetSocket:
 
     @property
     def connected(self) -> bool:
+        """Whether it has a peer."""
         return int(self.remote.split(":")[0], 16) != 0 and self.state != _LISTEN
 
     @property
@@ -41,9 +42,7 @@ class InetSocket:
         return f"{self.protocol} port {local} to port {remote}"
 
 
-def violations(
-    container: Container, *, ring_name: str = RING_NAME, allowed_ports: Collection[int] = ()
-) -> list[str]:
+def violations(container: Container, *, ring_name: str = RING_NAME, allowed_ports: Collection[int] = ()) -> list[str]:
     """Sentences about what forbids a cut; empty when there is nothing.
 
     Args:
@@ -61,6 +60,18 @@ def violations(
 def maps_ring(pid: int, ring_name: str = RING_NAME) -> bool:
     """Whether a process maps the channel's memfd."""
     return any(_is_ring(path, ring_name) for path in _mapped(pid))
+
+
+def mapped_memfd(pid: int, name: str) -> Path | None:
+    """The /proc/PID/map_files entry of the first mapping of a memfd, which opens the memfd itself."""
+    try:
+        for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+            if f"/memfd:{name} (deleted)" in line:
+                start, end = line.split(maxsplit=1)[0].split("-")
+                return Path(f"/proc/{pid}/map_files/{int(start, 16):x}-{int(end, 16):x}")
+    except OSError:
+        pass
+    return None
 
 
 def descriptor_violations(pid: int, ring_name: str, allowed_ports: Collection[int]) -> list[str]:

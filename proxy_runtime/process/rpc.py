@@ -127,11 +127,11 @@ Response: Any = _messages["criu_resp"]
 _Stats: Any = _messages["stats_entry"]
 
 
-class SessionLost(Exception):
+class SessionLostError(Exception):
     """CRIU ended or could not be started: the text says which."""
 
 
-class SessionTimeout(Exception):
+class SessionTimeoutError(Exception):
     """CRIU did not answer in time."""
 
 
@@ -200,8 +200,8 @@ class Session:
         When it raises, CRIU is told that the stage failed, and the exception goes on after CRIU's answer.
 
         Raises:
-            SessionLost: CRIU ended without an answer.
-            SessionTimeout: the deadline passed.
+            SessionLostError: CRIU ended without an answer.
+            SessionTimeoutError: the deadline passed.
         """
         failure: BaseException | None = None
         self._send(request)
@@ -215,7 +215,7 @@ class Session:
                 started = time.monotonic()
                 try:
                     on_notify(response.notify.script, response.notify.pid)
-                except BaseException as error:  # noqa: BLE001  raised again below
+                except BaseException as error:  # raised again below
                     failure = error
                 self._limit += time.monotonic() - started
             self._send(Request(type=RequestType.NOTIFY, notify_success=failure is None))
@@ -224,27 +224,29 @@ class Session:
         try:
             self._socket.send(request.SerializeToString())
         except OSError as error:
-            raise SessionLost(f"CRIU ended early ({error.strerror})") from error
+            raise SessionLostError(f"CRIU ended early ({error.strerror})") from error
 
     def _receive(self, failure: BaseException | None) -> bytes:
         left = self._limit - time.monotonic()
         if left <= 0 or not select.select([self._socket], [], [], left)[0]:
-            raise failure or SessionTimeout
+            raise failure or SessionTimeoutError
         try:
             data = self._socket.recv(_MAX_MESSAGE)
         except OSError as error:
-            raise SessionLost(f"CRIU ended early ({error.strerror})") from error
+            raise SessionLostError(f"CRIU ended early ({error.strerror})") from error
         if not data:
-            raise failure or SessionLost("CRIU ended without an answer")
+            raise failure or SessionLostError("CRIU ended without an answer")
         return data
 
     def _read_pid(self, read_end: int) -> None:
         left = self._limit - time.monotonic()
         if left <= 0 or not select.select([read_end], [], [], left)[0]:
-            raise SessionTimeout
+            raise SessionTimeoutError
         text = os.read(read_end, 64)
         if not text.strip().isdigit():
-            raise SessionLost(f"CRIU could not be started in the container: {text.decode(errors='replace').strip()}")
+            raise SessionLostError(
+                f"CRIU could not be started in the container: {text.decode(errors='replace').strip()}"
+            )
         self.criu_pid = int(text)
         with suppress(ProcessLookupError):
             self._pidfd = os.pidfd_open(self.criu_pid)
@@ -258,5 +260,5 @@ def read_dump_stats(directory: Path) -> Any:
         return _Stats.FromString(data[12 : 12 + length]).dump
     except (OSError, struct.error, ValueError):
         return None
-    except Exception:  # noqa: BLE001  protobuf's DecodeError has no public home in all versions
+    except Exception:  # protobuf's DecodeError has no public home in all versions
         return None

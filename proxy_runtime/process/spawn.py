@@ -52,7 +52,7 @@ class _Spawner:
                         start_new_session=True,  # a terminal's Ctrl-C is for the launcher to handle
                     )
                 )
-            except BaseException as error:  # noqa: BLE001  handed to the caller
+            except BaseException as error:  # handed to the caller
                 future.set_exception(error)
 
 
