@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -91,7 +91,7 @@ def faults_of(error: ValidationError, known: Sequence[str] = ()) -> tuple[Fault,
         error: what pydantic raised.
         known: names of the fields at the top, from which a misspelt one is guessed.
     """
-    return tuple(_fault(finding, known) for finding in error.errors(include_url=False))
+    return tuple(fault for finding in error.errors(include_url=False) for fault in _faults(finding, known))
 
 
 def show(value: object) -> str:
@@ -104,6 +104,15 @@ def one_of(values: Iterable[object]) -> str:
     """A choice, in words: ``a, b or c``."""
     texts = [str(value) for value in values]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
+
+
+def _faults(finding: ErrorDetails, known: Sequence[str]) -> Iterator[Fault]:
+    cause = finding.get("ctx", {}).get("error")
+    if isinstance(cause, ModelError) and cause.faults:
+        for fault in cause.faults:
+            yield Fault(_path((*finding["loc"], fault.where)), fault.what, fault.remedy)
+    else:
+        yield _fault(finding, known)
 
 
 def _fault(finding: ErrorDetails, known: Sequence[str]) -> Fault:

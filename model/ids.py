@@ -74,12 +74,12 @@ class JobId(_TextId):
 
 
 class CheckpointId(_TextId):
-    """A committed checkpoint: the root of its manifest, 64 hexadecimal digits of a keyed blake3."""
+    """A checkpoint: ``ck-`` and the first 40 hexadecimal digits of the blake3 of its manifest."""
 
     __slots__ = ()
     _noun, _code = "checkpoint", "checkpoint-id"
-    _pattern = re.compile(r"[0-9a-f]{64}")
-    _rule = "the 64 hexadecimal digits that name its manifest"
+    _pattern = re.compile(r"ck-[0-9a-f]{40}")
+    _rule = "ck- and the 40 hexadecimal digits that name its manifest"
 
 
 class _Counter(int):

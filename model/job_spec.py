@@ -242,15 +242,8 @@ def _validate(fields: Mapping[str, object], faulty: frozenset[str]) -> JobSpec:
     return JobSpec.model_validate_json(text, context={"faulty": faulty}, by_alias=True, by_name=False)
 
 
-def _faults(error: ValidationError) -> Iterator[Fault]:
-    for finding, fault in zip(
-        error.errors(), faults_of(error, tuple(JobSpec.json_schema()["properties"])), strict=True
-    ):
-        cause = finding.get("ctx", {}).get("error")
-        if isinstance(cause, ModelError) and cause.faults:
-            yield from cause.faults
-        else:
-            yield fault
+def _faults(error: ValidationError) -> tuple[Fault, ...]:
+    return faults_of(error, tuple(JobSpec.json_schema()["properties"]))
 
 
 def _check_widths(spec: JobSpec) -> Iterator[Fault]:
