@@ -31,7 +31,7 @@ class Library:
 
     Attributes:
         exports: what a stub may define: C++ names, and C names with a prefix of NVIDIA's or that torch needs.
-        imported: the names that torch's own libraries bind to, in any library.
+        imported: the names that torch's libraries take from elsewhere, whatever the library.
     """
 
     soname: str
@@ -83,7 +83,9 @@ def inspect(torch: Path, search: Iterable[Path]) -> Wheel:
     needed = {name for user in users for name in user.needed if _NVIDIA_SONAME.match(name)}
     cudart = _check_major(needed, torch)
     folders = sorted({f for root in search for f in root.glob("nvidia/*") if f.is_dir()})
-    imported = frozenset(s.name for user in users for s in user.imports())
+    # Not what torch's libraries take from each other: a stub must not define their BLAS.
+    own = {s.name for user in users for s in user.exports()}
+    imported = frozenset(s.name for user in users for s in user.imports()) - own
     libraries = {}
     for path in sorted(p for folder in folders for p in folder.glob("lib/lib*.so.*")):
         if not _is_elf(path):
