@@ -83,7 +83,8 @@ class LossLog:
             "weights_sha256": weights_sha256(weights),
         }
         if self._args.time_steps:
-            result["step_ms"] = self._timing()
+            timing = result["step_ms"] = self._timing()
+            say(f"rank {self._rank} step ms {json.dumps(timing)}")
         path = out / f"losses-rank{self._rank}.json"
         path.write_text(json.dumps(result, indent=1) + "\n")
         if self._rank == 0 and weights:
@@ -105,6 +106,7 @@ class LossLog:
         self._block_started = time.perf_counter()
 
     def _timing(self) -> dict[str, object]:
+        """Statistics over the blocks' mean step times, in ms."""
         if len(self._block_ms) < 2:
             raise SystemExit("--time-steps needs at least two blocks after the warm-up: raise --steps")
         low, median, high = statistics.quantiles(self._block_ms, n=4, method="inclusive")
@@ -112,7 +114,7 @@ class LossLog:
             "median": median,
             "lower_quartile": low,
             "upper_quartile": high,
-            "min": min(self._block_ms),
+            "longest": sorted(self._block_ms, reverse=True)[:32],
             "blocks": len(self._block_ms),
             "steps_per_block": self._args.sync_every,
         }

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-import torch.nn.functional as F
 from _report import LossLog, add_report_arguments
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 VOCABULARY = 128  # ASCII; anything else becomes a question mark
 HEAD_SIZE = 32
@@ -44,7 +44,7 @@ class Block(nn.Module):
             for part in self.qkv(self.norm1(x)).chunk(3, dim=-1)
         )
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        y = scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         x = x + self.drop(self.out(y.transpose(1, 2).reshape(batch, length, width)))
         return x + self.drop(self.mlp(self.norm2(x)))
 
@@ -106,7 +106,7 @@ def evaluate(model: nn.Module, data: torch.Tensor, args: argparse.Namespace, dev
     total = torch.zeros((), device=device)
     for _ in range(args.eval_batches):
         x, y = sample_batch(data, args.batch, args.context, generator)
-        total += F.cross_entropy(model(x.to(device)).flatten(0, 1), y.to(device).flatten())
+        total += cross_entropy(model(x.to(device)).flatten(0, 1), y.to(device).flatten())
     if dist.is_initialized():
         dist.all_reduce(total)
         total /= dist.get_world_size()
@@ -168,7 +168,7 @@ def main() -> None:
         x, y = (part.to(device) for part in sample_batch(train, args.batch, args.context, batches))
         autocast = torch.autocast(device.type, dtype=torch.bfloat16) if args.bf16 else contextlib.nullcontext()
         with autocast:
-            loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+            loss = cross_entropy(model(x).flatten(0, 1), y.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -12,9 +12,9 @@ import os
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-import torch.nn.functional as F
 from _report import LossLog, add_report_arguments
 from sklearn.datasets import load_digits
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 HELD_OUT = 297  # of 1,797 images
@@ -118,7 +118,7 @@ def main() -> None:
         if sampler is not None:
             sampler.set_epoch(epoch)
         for x, y in loader:
-            loss = F.cross_entropy(model(x.to(device)), y.to(device))
+            loss = cross_entropy(model(x.to(device)), y.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -12,8 +12,8 @@ import os
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-import torch.nn.functional as F
 from _report import LossLog, add_report_arguments
+from torch.nn.functional import cross_entropy
 
 INPUTS, CLASSES = 64, 10
 
@@ -69,7 +69,7 @@ def main() -> None:
     for _ in range(args.steps):
         x = torch.randn(args.batch, INPUTS, generator=samples)
         y = ((x @ first).tanh() @ second).argmax(1)
-        loss = F.cross_entropy(model(x.to(device)), y.to(device), label_smoothing=0.05)
+        loss = cross_entropy(model(x.to(device)), y.to(device), label_smoothing=0.05)
         optimizer.zero_grad()
         loss.backward()
         if args.clip:

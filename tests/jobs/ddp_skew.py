@@ -7,7 +7,7 @@ import _job
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-import torch.nn.functional as F
+from torch.nn.functional import cross_entropy
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
             y = torch.randint(10, (32,), generator=host).to(device)
             skew()
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
+            loss = cross_entropy(model(x), y)
             skew()
             loss.backward()
             skew()

@@ -7,7 +7,7 @@ import time
 import _job
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
+from torch.nn.functional import cross_entropy
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
         model.train()
         for _ in range(steps):
             x, y = torch.randn(16, 64, generator=host), torch.randint(10, (16,), generator=host)
-            loss = F.cross_entropy(model(x.to(device)), y.to(device))
+            loss = cross_entropy(model(x.to(device)), y.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -5,9 +5,9 @@ import argparse
 import _job
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     for step in range(args.steps):
         x = torch.randn(16, 64, generator=host).to(device)
         y = torch.randint(10, (16,), generator=host).to(device)
-        loss = F.cross_entropy(model(x), y)
+        loss = cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -6,7 +6,7 @@ import random
 import _job
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -37,7 +37,7 @@ def main() -> None:
         for _ in range(40):
             work = (work @ square).tanh()
         for x, y in loader:
-            loss = F.cross_entropy(model(x.to(device)), y.to(device))
+            loss = cross_entropy(model(x.to(device)), y.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

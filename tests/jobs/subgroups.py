@@ -6,7 +6,7 @@ import _job
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-import torch.nn.functional as F
+from torch.nn.functional import cross_entropy, dropout
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
             x = torch.randn(16, 32, generator=host).to(device)
             y = torch.randint(10, (16,), generator=host).to(device)
             skew()
-            loss = F.cross_entropy(model(x), y)
+            loss = cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             skew()
@@ -50,7 +50,7 @@ def main() -> None:
                     continue
                 mixed = (value @ value.t() * 0.1).sin() * (which + 1)
                 dist.all_reduce(mixed, group=group)
-                value = value * 0.9 + 0.05 * mixed + F.dropout(value, 0.3) * 0.01
+                value = value * 0.9 + 0.05 * mixed + dropout(value, 0.3) * 0.01
                 skew()
                 if n == rank and which % 2 == 0:
                     job.see(value.sum().item())

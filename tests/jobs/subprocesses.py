@@ -35,7 +35,8 @@ def main() -> None:
     child = subprocess.Popen(
         [sys.executable, "-S", "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert child.stdin is not None and child.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout is not None
     with ThreadPoolExecutor(2) as pool:
         for n in range(args.rounds):
             shell = pool.submit(run_shell, n)

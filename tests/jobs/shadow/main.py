@@ -21,7 +21,7 @@ FOREIGN = ["cli", "events", "model", "proxy_runtime", "workflows", "activities",
 def main() -> None:
     for module in (cli, events, model):
         assert Path(module.__file__ or "").parent == HERE, f"{module.__name__} came from {module.__file__}"
-        assert module.MINE == module.__name__
+        assert module.__name__ == module.MINE
     site = os.environ.get("SHADOW_SITECUSTOMIZE")
     assert site == "ran", "the user's sitecustomize did not run"
     for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep):
@@ -30,7 +30,8 @@ def main() -> None:
     assert "ERGO_CHANNEL" not in os.environ
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     total = torch.arange(10.0, device=device).sum().item()
-    assert total == 45.0 and sys.argv[1:] == ["--flag", "a b"], (total, sys.argv)
+    assert total == 45.0, total
+    assert sys.argv[1:] == ["--flag", "a b"], sys.argv
     print(f"RESULT {hashlib.sha256(b'shadow').hexdigest()} rank {os.environ.get('RANK', '0')}")
 
 

@@ -1,0 +1,1 @@
+"""Measurements of Ergosphere against what it promises: ``python -m benchmarks [PATTERN]``."""
