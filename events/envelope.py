@@ -42,7 +42,7 @@ def from_json(document: bytes | str) -> Event:
     """Reads an event from one document (structured mode).
 
     Raises:
-        ModelError: ``model.json``; ``events.unknown-type`` for a type that this build does not know; ``events.invalid``.
+        ModelError: ``model.json``; ``events.unknown-type``, for a type of a newer build; ``events.invalid``.
     """
     return _read(parse_json("Event", document))
 

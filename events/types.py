@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from model.errors import ModelError
-from model.ids import CheckpointId, Epoch, EventId, JobId, Step, TenantId
+from model.ids import CheckpointId, DeviceId, Epoch, EventId, JobId, Step, TenantId
 from model.job_state import JobPhase, check_transition
 from model.placement import Placement
 
@@ -37,6 +37,23 @@ class _Shape(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
+class PlacementData(_Shape):
+    """A placement, as consumers see it; unlike `model.placement.Placement` it may gain fields within v1.
+
+    Attributes:
+        devices: the devices used, in the order of their ranks.
+        device_of_rank: for each logical rank, an index into `devices`.
+    """
+
+    devices: tuple[DeviceId, ...] = Field(min_length=1)
+    device_of_rank: tuple[int, ...] = Field(min_length=1)
+
+    @classmethod
+    def of(cls, placement: Placement) -> PlacementData:
+        """What is told of a placement; its epoch is that of the event."""
+        return cls(devices=placement.devices, device_of_rank=placement.device_of_rank)
+
+
 class JobPhaseChangedData(_Shape):
     """A job's phase changed.
 
@@ -53,7 +70,7 @@ class JobPhaseChangedData(_Shape):
     after: JobPhase
     reason: str = Field(min_length=1)
     step: Step
-    placement: Placement | None = None
+    placement: PlacementData | None = None
     exit_code: int | None = None
 
     @model_validator(mode="after")
@@ -97,7 +114,7 @@ class DecisionData(_Shape):
     reason: str = Field(min_length=1)
     policy: str = Field(min_length=1)
     state_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    placement: Placement | None = None
+    placement: PlacementData | None = None
 
     @model_validator(mode="after")
     def _placed(self) -> Self:

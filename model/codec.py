@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 # Fields whose values may be confidential: a message never repeats them.
 _HIDDEN = frozenset({"environment", "secrets"})
+# Fields that are one of several shapes: pydantic puts the name of the chosen shape into the path.
+_CHOSEN = frozenset({"volume"})
 _SHOWN_CHARACTERS = 60
 
 
@@ -91,7 +93,15 @@ def faults_of(error: ValidationError, known: Sequence[str] = ()) -> tuple[Fault,
         error: what pydantic raised.
         known: names of the fields at the top, from which a misspelt one is guessed.
     """
-    return tuple(fault for finding in error.errors(include_url=False) for fault in _faults(finding, known))
+    findings = error.errors(include_url=False)
+    # A list with a faulty item is also called too short, because pydantic counts the sound ones.
+    with_items = {finding["loc"][:-1] for finding in findings if finding["loc"] and isinstance(finding["loc"][-1], int)}
+    return tuple(
+        fault
+        for finding in findings
+        if not (finding["type"] == "too_short" and finding["loc"] in with_items)
+        for fault in _faults(finding, known)
+    )
 
 
 def show(value: object) -> str:
@@ -137,8 +147,10 @@ def _fault(finding: ErrorDetails, known: Sequence[str]) -> Fault:
 
 def _path(location: tuple[int | str, ...]) -> str:
     path = ""
-    for part in location:
+    for index, part in enumerate(location):
         if part == "[key]":  # pydantic's mark for the name of an entry, which the part before gives
+            continue
+        if index and location[index - 1] in _CHOSEN and len(location) > index + 1:
             continue
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path or "the whole"

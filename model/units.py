@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 _FACTORS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _PATTERN = r"([0-9]+) ?(KiB|MiB|GiB|TiB)"
@@ -31,6 +31,7 @@ def parse_bytes(value: Any) -> Any:
 
 Bytes = Annotated[
     int,
+    Field(ge=1, lt=_END),
     BeforeValidator(parse_bytes),
     WithJsonSchema(
         {

@@ -26,7 +26,14 @@ def schemas() -> dict[str, bytes]:
         **{f"event.{kind}": schema for kind, schema in envelope.json_schemas().items()},
     }
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SORT_KEYS
-    return {f"{name}.schema.json": orjson.dumps(schema, option=options) for name, schema in shapes.items()}
+    return {f"{name}.schema.json": orjson.dumps(_bare(schema), option=options) for name, schema in shapes.items()}
+
+
+def _bare(node: Any) -> Any:
+    # A class's docstring speaks to readers of the code; the descriptions of fields stay.
+    if isinstance(node, dict):
+        return {key: _bare(item) for key, item in node.items() if not (key == "description" and "properties" in node)}
+    return [_bare(item) for item in node] if isinstance(node, list) else node
 
 
 def main() -> None:
