@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy_runtime import build
-from proxy_runtime.checkpoint import volume
+from proxy_runtime.checkpoint.merge import merge_back
 from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.shim.client import ShimClient
 from proxy_runtime.shim.layout import RunLayout
@@ -95,19 +95,20 @@ class Job:
         """
         if options.checkpoint_dir is None:
             raise RunError("a checkpoint directory is needed to restore from.", code="run.bad-spec")
-        header = Store.open(options.checkpoint_dir).read(checkpoint).manifest.header
-        made_by = build.by_id(header.build)
+        reader = Store.open(options.checkpoint_dir, create=False).read(checkpoint)
+        header = reader.manifest.header
+        made_by = build.by_id(header.build_id)
         spec = RunSpec(
-            job_id=header.job_id,
+            job_id=reader.manifest.job,
             argv=tuple(header.argv),
             cwd=header.cwd,
             env=dict(header.env),
             world_size=header.world_size,
-            devices=options.devices or header.devices,
+            devices=options.devices or len(set(header.placement)),
             checkpoint_dir=str(options.checkpoint_dir.absolute()),
             threads=header.numerics.threads_per_device,
             transport=options.transport,
-            network=header.network,
+            network=options.network,
             linger=options.linger,
             base_dir=str(options.cwd.absolute()) if options.cwd else "",
         )
@@ -190,9 +191,9 @@ class Job:
     def _bring_home(self) -> None:
         """Applies what the job wrote in its directory to the directory itself."""
         layout = self.client.layout
-        epochs = sorted(layout.root.glob("e*/upper"), key=lambda path: int(path.parent.name[1:]))
+        epochs = sorted(layout.root.glob("e*/volume/directory"), key=lambda path: int(path.parents[1].name[1:]))
         if epochs:
-            volume.merge_back(epochs[-1], Path(self.spec.lower))
+            merge_back(epochs[-1], Path(self.spec.lower))
 
     def _clean(self) -> None:
         if not self._options.keep_run:

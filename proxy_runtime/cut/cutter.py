@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxy_runtime.checkpoint.store import CheckpointWriter
+from model.ids import CheckpointId
+from model.manifest import ManifestHeader
+from proxy_runtime.checkpoint.parts import Part
+from proxy_runtime.checkpoint.writer import CheckpointWriter
 from proxy_runtime.cut.agreement import targets, verify_completed
 from proxy_runtime.process import criu
 from proxy_runtime.process.criu_setup import Criu
@@ -35,15 +38,15 @@ class Frozen:
     ranks: list[Rank]
     counts: dict[int, dict[str, Any]]  # per rank, as its proxy reported them
 
-    def write(self, header: Any) -> Any:
+    def write(self, header: ManifestHeader) -> CheckpointId:
         """Packs everything and commits the manifest; the writer is aborted when that fails."""
         try:
             for rank in self.ranks:
                 base = self.scratch / f"rank-{rank.rank}"
-                self.writer.add_file(f"rank-{rank.rank}/device", "meta", base / "meta")
-                self.writer.add_file(f"rank-{rank.rank}/device", "storages", base / "storages")
+                self.writer.add_file(Part.device(rank.rank), "meta", base / "meta")
+                self.writer.add_file(Part.device(rank.rank), "storages", base / "storages")
                 if (base / "process").is_dir():
-                    self.writer.add_tree(f"rank-{rank.rank}/process", base / "process")
+                    self.writer.add_tree(Part.process(rank.rank), base / "process")
             return self.writer.commit(header)
         except BaseException:
             self.writer.abort()
@@ -61,13 +64,14 @@ class Cutter:
         self._scratch = scratch
         self._request = request
         self._report = report
+        self._counts: dict[int, dict[str, Any]] = {}
 
     def take(self, writer: CheckpointWriter) -> Frozen:
         """Raises ErgoError; the caller then releases the generation."""
         try:
             self._await_ranks()
-            counts = self._stop()
-            self._finish(counts)
+            self._counts = self._stop()
+            self._finish()
             self._require_clean_processes()
             self._dump(writer)
         except BaseException:
@@ -85,7 +89,7 @@ class Cutter:
                 raise RunError("not every rank has started in time.", code="cut.deadline")
             time.sleep(0.002)
 
-    def _stop(self) -> list[dict[str, Any]]:
+    def _stop(self) -> dict[int, dict[str, Any]]:
         start = time.perf_counter()
         request, proxies = self._request, self._generation.proxies
         if request.at_step is not None:
@@ -105,11 +109,11 @@ class Cutter:
         for reply in replies:
             counts.update({int(rank): value for rank, value in reply["ranks"].items()})
         self._report.steps = [counts[rank]["step"] if rank in counts else 0 for rank in range(len(self._generation.ranks))]
-        return [counts[rank]["comms"] for rank in sorted(counts)]
+        return counts
 
-    def _finish(self, counts: list[dict[str, Any]]) -> None:
+    def _finish(self) -> None:
         start = time.perf_counter()
-        goal = targets(counts)
+        goal = targets(counts["comms"] for counts in self._counts.values())
         replies = in_parallel(
             [
                 lambda proxy=proxy: proxy.finish(goal, deadline_s=self._request.deadline_s)
@@ -117,7 +121,11 @@ class Cutter:
             ]
         )
         self._report.ms["agree"] = elapsed_ms(start)
-        verify_completed([reply["completed"] for reply in replies])
+        verify_completed(reply["completed"] for reply in replies)
+        for reply in replies:
+            for sequence, ranks in reply["completed"].items():
+                for rank, count in ranks.items():
+                    self._counts[int(rank)]["comms"][sequence]["completed"] = count
         self._report.pending_operations = sum(reply["pending_operations"] for reply in replies)
         self._report.pending_bytes = sum(reply["pending_bytes"] for reply in replies)
 
@@ -169,7 +177,7 @@ class Cutter:
         start = time.perf_counter()
         if self._request.move or self._request.stop:
             self._generation.hold()
-        writer.add_tree("volume", self._generation.layout.volume)
+        writer.add_tree(Part.volume(), self._generation.layout.volume)
         self._report.ms["volume"] = elapsed_ms(start)
 
 

@@ -1,4 +1,4 @@
-"""What the shim knows about a checkpoint apart from its bytes, and the check when one is continued."""
+"""What the shim knows about a checkpoint apart from its bytes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from model.manifest import CommunicatorState, HostClass, Manifest, ManifestHeader, NumericsClass, RankState
+from model.manifest import CommunicatorState, HostClass, ManifestHeader, NumericsClass, RankState
 from proxy_runtime.build import Build
 from proxy_runtime.shim.generation import Generation
-from proxy_runtime.shim.spec import RunError
 
 
 def manifest_header(generation: Generation, counts: dict[int, dict[str, Any]]) -> ManifestHeader:
@@ -29,7 +28,6 @@ def manifest_header(generation: Generation, counts: dict[int, dict[str, Any]]) -
         argv=spec.argv,
         cwd=spec.cwd,
         env=spec.env,
-        network=spec.network,
         build_id=generation.build.id,
         numerics=numerics_class(generation.build, spec.device_kind, spec.threads),
         host=host_class(),
@@ -65,31 +63,6 @@ def numerics_class(build: Build, device_kind: str, threads: int) -> NumericsClas
 def host_class() -> HostClass:
     """What a process image made here expects of a host."""
     return HostClass(cpu_features=_cpu_flags(), kernel_release=os.uname().release)
-
-
-def require_same_class(manifest: Manifest, build: Build, device_kind: str, threads: int) -> None:
-    """Refuses to continue a checkpoint where its bits or its processes would not survive.
-
-    Raises:
-        RunError: `run.other-numerics` or `run.other-host`, with both sides.
-    """
-    header = manifest.header
-    here = numerics_class(build, device_kind, threads)
-    if here != header.numerics:
-        fields = [name for name in NumericsClass.model_fields if getattr(here, name) != getattr(header.numerics, name)]
-        was = ", ".join(f"{name} {getattr(header.numerics, name)} (here {getattr(here, name)})" for name in fields)
-        raise RunError(
-            f"the checkpoint was made with other numerics: {was}; continued here, its numbers would change.",
-            code="run.other-numerics",
-            remedy="Continue it on a machine of its own class.",
-        )
-    missing = sorted(set(header.host.cpu_features) - set(_cpu_flags()))
-    if missing:
-        raise RunError(
-            f"the checkpoint's processes use CPU features that this host lacks: {', '.join(missing[:8])}.",
-            code="run.other-host",
-            remedy="Continue it on a host that has them.",
-        )
 
 
 @functools.cache

@@ -68,8 +68,12 @@ class EpochLayout:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
-    def create(self) -> EpochLayout:
-        for path in (self.upper, self.work, self.private / "logs", self.private / "tmp"):
+    def create(self, *, volume: bool = True) -> EpochLayout:
+        """Makes the directories; without those of the volume when a checkpoint will bring them."""
+        wanted = [self.root, self.work]
+        if volume:
+            wanted += [self.upper, self.private / "logs", self.private / "tmp"]
+        for path in wanted:
             path.mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o700)
         os.makedirs(self.private_mount, exist_ok=True)

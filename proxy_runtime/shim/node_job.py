@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from proxy_runtime.build import Build
-from proxy_runtime.checkpoint.store import CheckpointReader, Store
+from proxy_runtime.checkpoint.reader import CheckpointReader
+from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.cut.cutter import Cutter, Frozen
 from proxy_runtime.device.client import Zygote
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.shim import restoring
 from proxy_runtime.shim.generation import Generation, ended_on_error
-from proxy_runtime.shim.header import manifest_header
+from proxy_runtime.shim.header import host_class, manifest_header, numerics_class
 from proxy_runtime.shim.layout import EpochLayout, RunLayout
 from proxy_runtime.shim.spec import CutReport, CutRequest, RankExit, RunError, RunSpec
 
@@ -62,8 +63,14 @@ class NodeJob:
 
     def restore(self, reader: CheckpointReader) -> None:
         """Continues a checkpoint here. Raises ErgoError with nothing left behind."""
-        self.epoch = reader.manifest.header.epoch + 1
-        layout = self._new_epoch(self.epoch)
+        spec = self.spec
+        reader.require(
+            build_id=self.build.id,
+            numerics=numerics_class(self.build, spec.device_kind, spec.threads),
+            cpu_features=host_class().cpu_features,
+        )
+        self.epoch = reader.manifest.epoch + 1
+        layout = self._new_epoch(self.epoch, volume=False)
         generation = Generation.prepare(self.spec, self.epoch, layout, self.build, self.spec.devices)
         with ended_on_error(generation):
             self._start_zygote()
@@ -97,9 +104,13 @@ class NodeJob:
     def poll(self) -> list[RankExit]:
         """Exits since the last call."""
         with self._lock:
-            ended = self.current.poll_exits() if self.current is not None else []
-            self.exits.update({exit.rank: exit for exit in ended})
-        return ended
+            if self.current is None:
+                return []
+            self.current.poll_exits()
+            exits = [rank.exit for rank in self.current.ranks if rank.exit is not None]
+            fresh = [exit for exit in exits if exit.rank not in self.exits]
+            self.exits.update({exit.rank: exit for exit in fresh})
+        return fresh
 
     @property
     def finished(self) -> bool:
@@ -163,7 +174,7 @@ class NodeJob:
         tool = self._tool()
         moving = request.move and not request.stop
         if moving:  # warm targets before the clock of the downtime starts
-            layout = self._new_epoch(self.epoch + 1)
+            layout = self._new_epoch(self.epoch + 1, volume=False)
             fresh = Generation.prepare(self.spec, self.epoch + 1, layout, self.build, devices)
         released = False
         try:
@@ -177,12 +188,12 @@ class NodeJob:
                 released = True
                 report.ms["downtime"] = (clock() - start) * 1e3
             committed = clock()
-            checkpoint = frozen.write(manifest_header(old, frozen))
+            checkpoint = frozen.write(manifest_header(old, frozen.counts))
             report.ms["write"] = (clock() - committed) * 1e3
             report.checkpoint = str(checkpoint)
             if fresh is not None:
                 restored = clock()
-                reader = store.read(str(checkpoint))
+                reader = store.read(checkpoint, self.spec.job_id)
                 restoring.restore(
                     fresh, reader, tool, deadline_s=request.deadline_s, commit=lambda: self._swap(old, fresh), timings=report.ms
                 )
@@ -224,10 +235,10 @@ class NodeJob:
         with self._lock:
             self.current = generation
 
-    def _new_epoch(self, epoch: int) -> EpochLayout:
+    def _new_epoch(self, epoch: int, *, volume: bool = True) -> EpochLayout:
         layout = self.layout.epoch(epoch)
         shutil.rmtree(layout.root, ignore_errors=True)
-        return layout.create()
+        return layout.create(volume=volume)
 
     def _discard(self, generation: Generation) -> None:
         shutil.rmtree(generation.layout.root, ignore_errors=True)

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from proxy_runtime.checkpoint.store import CheckpointReader
+from proxy_runtime.checkpoint.parts import Part
+from proxy_runtime.checkpoint.reader import CheckpointReader
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.shim.generation import Generation, Rank, in_background, in_parallel, require_comms_agree
@@ -38,9 +39,9 @@ def restore(
     scratch = layout.scratch("restore")
     try:
         for rank in generation.ranks:
-            code = reader.manifest.header.exits.get(str(rank.rank))
-            rank.exit = RankExit(rank.rank, code) if code is not None else None
-        reader.restore_part("volume", layout.volume)
+            # Only a rank that had ended well has no processes: any other end is the end of the job.
+            rank.exit = None if reader.manifest.ranks[rank.rank].process else RankExit(rank.rank, 0)
+        reader.restore_part(Part.volume(), layout.volume)
         generation.mount()
         in_parallel([lambda rank=rank: _fetch(rank, reader, scratch) for rank in generation.ranks])
         timings["read"] = (time.perf_counter() - clock) * 1e3
@@ -75,16 +76,13 @@ def restore(
 
 def _fetch(rank: Rank, reader: CheckpointReader, scratch: Path) -> None:
     base = scratch / f"rank-{rank.rank}"
-    base.mkdir(mode=0o700)
-    reader.restore_part(f"rank-{rank.rank}/device", base)
+    reader.restore_part(Part.device(rank.rank), base / "device")
     if rank.exit is None:
-        images = base / "process"
-        images.mkdir(mode=0o700)
-        reader.restore_part(f"rank-{rank.rank}/process", images)
+        reader.restore_part(Part.process(rank.rank), base / "process")
 
 
 def _load(generation: Generation, rank: Rank, scratch: Path) -> dict[str, object]:
-    base = scratch / f"rank-{rank.rank}"
+    base = scratch / f"rank-{rank.rank}" / "device"
     return generation.proxy_of(rank).load(rank.rank, base / "meta", base / "storages")["counts"]
 
 

@@ -197,7 +197,7 @@ class Shim:
                 raise RunError(f"the shim does not know the operation {other!r}.", code="run.bad-operation")
 
     def _restore(self, reference: str) -> None:
-        self._job.restore(Store.open(Path(self._spec.checkpoint_dir)).read(reference))
+        self._job.restore(Store.open(Path(self._spec.checkpoint_dir), create=False).read(reference, self._spec.job_id))
 
     def _perform(self, call: Callable[[], Any]) -> Any:
         """Runs a call in the operation thread and returns what it returns or raises."""
