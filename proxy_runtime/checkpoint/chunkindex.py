@@ -49,6 +49,7 @@ class ChunkIndex:
         with self._lock:
             self._chunks.update(entries)
             self._packs.add(pack)
+            self.broken.pop(pack, None)  # it has just been written anew
 
     def packs(self) -> dict[str, list[tuple[bytes, Location]]]:
         """All chunks, by pack."""

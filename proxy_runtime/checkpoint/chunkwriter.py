@@ -145,7 +145,7 @@ class ChunkWriter:
         self._sealer.shutdown(wait=True, cancel_futures=True)
         for pack in self._unsealed:
             pack.close()
-            pack.scratch.unlink(missing_ok=True)
+            self._files.unlink(pack.scratch)
         self._unsealed.clear()
 
     def _segment(self, fd: int, start: int, end: int) -> list[tuple[bytes, int]]:

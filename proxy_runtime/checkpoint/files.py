@@ -17,8 +17,12 @@ class Files:
     """Mutating file-system calls. Every one of them may be a process's last."""
 
     def make_dir(self, path: Path) -> None:
-        """Creates a private directory and its parents; one that exists is fine."""
-        path.mkdir(mode=PRIVATE_DIR, parents=True, exist_ok=True)
+        """Creates a private directory and its parents, durably; one that exists is fine."""
+        if path.is_dir():
+            return
+        self.make_dir(path.parent)
+        path.mkdir(mode=PRIVATE_DIR, exist_ok=True)
+        self.sync_dir(path.parent)
 
     def create(self, path: Path) -> int:
         """Creates a private file that must not exist; returns its descriptor."""

@@ -43,16 +43,18 @@ def collect(layout: Layout, keep: Collection[CheckpointId], last: int, deadline_
             layout.files.unlink(scratch)
         layout.index.refresh()
         live = _reachable(layout, kept)
-        doomed: list[str] = list(layout.index.broken)
+        doomed = set(layout.index.broken)
         moving: list[tuple[bytes, Location]] = []
         for pack, chunks in layout.index.packs().items():
             needed = [(c, at) for c, at in chunks if c in live]
             total = layout.index.path(pack).stat().st_size
             if sum(at.stored for _, at in needed) < total * _REPACK_BELOW:
-                doomed.append(pack)
+                doomed.add(pack)
                 moving += needed
         before = sum(layout.index.path(pack).stat().st_size for pack in doomed)
-        added = _repack(layout, moving)
+        packs, added = _repack(layout, moving)
+        # A collection that crashed here may have made the very same pack, and the index known the old one.
+        doomed -= packs
         # Only now, when everything needed is durable elsewhere. A crash in between leaves more, never less.
         for job, checkpoint in dropped:
             layout.files.unlink(layout.manifest(job, checkpoint))
@@ -111,8 +113,9 @@ def _reachable(layout: Layout, kept: Collection[tuple[JobId, CheckpointId]]) -> 
     return live
 
 
-def _repack(layout: Layout, moving: list[tuple[bytes, Location]]) -> int:
-    """Copies chunks, proved, to new packs. Returns the bytes written."""
+def _repack(layout: Layout, moving: list[tuple[bytes, Location]]) -> tuple[set[str], int]:
+    """Copies chunks, proved, to new packs. Returns their ids and the bytes written."""
+    packs: set[str] = set()
     added = 0
     pack: PackWriter | None = None
     moving.sort(key=lambda item: (item[1].pack, item[1].offset))
@@ -125,10 +128,10 @@ def _repack(layout: Layout, moving: list[tuple[bytes, Location]]) -> int:
             pack.write(item, pack.reserve(item))
             if pack.size >= TARGET_BYTES:
                 added += pack.size
-                pack.seal(layout.packs)
+                packs.add(pack.seal(layout.packs)[0])
                 pack = None
     if pack is not None:
         added += pack.size
-        pack.seal(layout.packs)
+        packs.add(pack.seal(layout.packs)[0])
     layout.files.sync_dir(layout.packs)
-    return added
+    return packs, added

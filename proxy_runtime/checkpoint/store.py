@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from model.errors import ModelError
 from model.ids import CheckpointId, Epoch, JobId, TenantId
+from model.manifest import Manifest
 from proxy_runtime.checkpoint import documents, gc, keyring, locks
 from proxy_runtime.checkpoint.chunkindex import ChunkIndex
 from proxy_runtime.checkpoint.chunkwriter import Compression
@@ -175,17 +176,16 @@ class Store:
     def list(self, job: str | None = None) -> list[CheckpointSummary]:
         """The committed checkpoints of one job or of all, newest first.
 
-        Raises:
-            CheckpointError: a HEAD or manifest on the way is damaged.
+        Where HEAD or a manifest on the way is damaged, so that nobody knows what was committed, it is all of the
+        job's checkpoints whose manifests are good.
         """
         result: list[CheckpointSummary] = []
         for name in self._layout.jobs() if job is None else [_job(job)]:
-            for at, checkpoint in enumerate(gc.committed(self._layout, name)):
-                manifest = self._layout.read_manifest(name, checkpoint)
+            for manifest, head in self._history(name):
                 refs = [r for rank in manifest.ranks for r in (rank.process, rank.device)] + [manifest.volume]
                 result.append(
                     CheckpointSummary(
-                        id=checkpoint,
+                        id=manifest.root,
                         job=name,
                         epoch=manifest.epoch,
                         step=min(rank.step for rank in manifest.header.ranks),
@@ -193,10 +193,25 @@ class Store:
                         created_at_ns=manifest.header.created_at_ns,
                         bytes=sum(ref.bytes for ref in refs if ref is not None),
                         stored_bytes=manifest.stored_bytes,
-                        head=at == 0,
+                        head=head,
                     )
                 )
         return result
+
+    def _history(self, job: JobId) -> Iterator[tuple[Manifest, bool]]:
+        layout = self._layout
+        try:
+            chain = [layout.read_manifest(job, c) for c in gc.committed(layout, job)]
+            yield from ((manifest, at == 0) for at, manifest in enumerate(chain))
+            return
+        except CheckpointError:
+            good: list[Manifest] = []
+        for checkpoint in layout.manifests(job):
+            try:
+                good.append(layout.read_manifest(job, checkpoint))
+            except CheckpointError:
+                continue
+        yield from ((m, False) for m in sorted(good, key=lambda m: m.header.created_at_ns, reverse=True))
 
     def gc(self, keep: Collection[str] = (), *, last: int = 1, deadline_s: float = 60.0) -> gc.Collected:
         """Removes what no kept checkpoint needs. Waits until nobody writes or reads.

@@ -1,0 +1,209 @@
+"""The process or the power ends at any write: what was committed before stays good, and the rest is garbage."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from model.manifest import ManifestHeader
+from proxy_runtime.checkpoint import CheckpointError, Part, Store
+from proxy_runtime.checkpoint.errors import NO_SPACE
+from proxy_runtime.checkpoint.files import Files
+
+Header = Callable[..., ManifestHeader]
+OLD = random.Random(1).randbytes(500_000)
+NEW = OLD[:250_000] + random.Random(2).randbytes(500_000)
+
+
+class Crash(BaseException):
+    """The machine is gone: nothing may handle this."""
+
+
+class CrashingFiles(Files):
+    """A file system that ends at its ``limit``-th change, and forgets what was not synced.
+
+    Files that were not synced are cut to half; renames whose directory was not synced are undone or not, by the
+    random generator. An ``error`` is raised once instead, and then all goes on.
+    """
+
+    def __init__(self, limit: int, error: OSError | None = None) -> None:
+        self.changes = 0
+        self._limit = limit
+        self._error = error
+        self._lock = threading.Lock()
+        self._unsynced: dict[int, Path] = {}
+        self._renames: list[tuple[Path, Path, bytes | None]] = []
+
+    def _change(self) -> None:
+        with self._lock:
+            self.changes += 1
+            if self._error is not None and self.changes == self._limit:
+                raise self._error
+            if self._error is None and self.changes >= self._limit:
+                raise Crash
+
+    def lose_power(self, rng: random.Random) -> None:
+        for path in self._unsynced.values():
+            if path.exists():
+                os.truncate(path, path.stat().st_size // 2)
+        for source, target, before in reversed(self._renames):
+            if target.exists() and rng.random() < 0.5:
+                target.rename(source)
+                if before is not None:
+                    target.write_bytes(before)
+
+    def make_dir(self, path: Path) -> None:
+        if not path.is_dir():
+            self._change()
+        super().make_dir(path)
+
+    def create(self, path: Path) -> int:
+        self._change()
+        fd = super().create(path)
+        self._unsynced[fd] = path
+        return fd
+
+    def write_at(self, fd: int, buffers: Sequence[memoryview | bytes], offset: int) -> None:
+        self._change()
+        super().write_at(fd, buffers, offset)
+
+    def sync(self, fd: int) -> None:
+        self._change()
+        super().sync(fd)
+        self._unsynced.pop(fd, None)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._change()
+        before = target.read_bytes() if target.exists() else None
+        super().rename(source, target)
+        self._renames.append((source, target, before))
+
+    def sync_dir(self, path: Path) -> None:
+        self._change()
+        super().sync_dir(path)
+        self._renames = [r for r in self._renames if r[1].parent != path]
+
+    def unlink(self, path: Path) -> None:
+        self._change()
+        super().unlink(path)
+
+
+@pytest.fixture
+def base(tmp_path: Path, make_header: Header) -> Path:
+    path = tmp_path / "base"
+    save(Store.open(path), make_header(step=1), OLD)
+    return path
+
+
+def save(store: Store, header: ManifestHeader, data: bytes) -> None:
+    with store.begin("job", 1) as writer:
+        writer.add_bytes(Part.device(0), "storages", data)
+        writer.add_bytes(Part.process(0), "pages", data[::-1])
+        writer.commit(header)
+
+
+def content(path: Path) -> bytes:
+    reader = Store.open(path).read()
+    reader.verify()
+    return reader.read_file(Part.device(0), "storages")
+
+
+def test_a_crash_at_any_write_leaves_the_previous_checkpoint(base: Path, tmp_path: Path, make_header: Header) -> None:
+    limit = 1
+    outcomes: set[bytes] = set()
+    while True:
+        path = shutil.copytree(base, tmp_path / str(limit))
+        files = CrashingFiles(limit)
+        try:
+            save(Store.open(path, files=files), make_header(step=2), NEW)
+            finished = True
+        except Crash:
+            finished = False
+        files.lose_power(random.Random(limit))
+        found = content(path)
+        outcomes.add(found)
+        assert found == NEW if finished else found in (OLD, NEW)
+        Store.open(path).gc()
+        assert content(path) == found
+        assert list(path.glob("tenants/local/writing/*")) == []
+        save(Store.open(path), make_header(step=3), NEW)
+        assert content(path) == NEW
+        shutil.rmtree(path)
+        if finished:
+            break
+        limit += 1
+    assert limit > 12, "the seam must be used for every change"
+    assert outcomes == {OLD, NEW}
+
+
+def test_a_crash_in_a_collection_loses_nothing(tmp_path: Path, make_header: Header) -> None:
+    base = tmp_path / "base"
+    store = Store.open(base)
+    save(store, make_header(step=1), OLD + random.Random(3).randbytes(2_000_000))
+    save(store, make_header(step=2), OLD)
+    limit = 1
+    while True:
+        path = shutil.copytree(base, tmp_path / str(limit))
+        files = CrashingFiles(limit)
+        try:
+            Store.open(path, files=files).gc()
+            finished = True
+        except Crash:
+            finished = False
+        files.lose_power(random.Random(limit))
+        assert content(path) == OLD
+        Store.open(path).gc()
+        assert content(path) == OLD
+        shutil.rmtree(path)
+        if finished:
+            break
+        limit += 1
+    assert limit > 5
+
+
+def test_a_crash_while_a_store_is_made_can_be_repeated(tmp_path: Path, make_header: Header) -> None:
+    limit = 1
+    while True:
+        path = tmp_path / str(limit)
+        files = CrashingFiles(limit)
+        try:
+            Store.open(path, files=files)
+            finished = True
+        except Crash:
+            finished = False
+        files.lose_power(random.Random(limit))
+        save(Store.open(path), make_header(), NEW)
+        assert content(path) == NEW
+        if finished:
+            break
+        limit += 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_an_error_at_any_write_is_one_sentence(number: int, base: Path, tmp_path: Path, make_header: Header) -> None:
+    limit = 1
+    while True:
+        path = shutil.copytree(base, tmp_path / str(limit))
+        files = CrashingFiles(limit, OSError(number, os.strerror(number)))
+        store = Store.open(path, files=files)
+        try:
+            save(store, make_header(step=2), NEW)
+        except CheckpointError as error:
+            assert "\n" not in error.message
+            assert str(path) in error.message
+            assert (error.code == NO_SPACE) == (number == errno.ENOSPC)
+        else:
+            assert files.changes < limit
+            break
+        assert content(path) in (OLD, NEW)
+        save(store, make_header(step=3), NEW)
+        assert content(path) == NEW
+        shutil.rmtree(path)
+        limit += 1
