@@ -46,7 +46,7 @@ class ContainerSpec:
         network: `host`, or a network namespace in which only loopback is up (`none`, `private`).
         keep_fd: a descriptor that the rank gets under the same number.
         no_aslr: address space randomization off, so that images of ranks share pages.
-        first_pid: pid of the rank inside; above the pids that CRIU takes when it restores.
+        first_pid: pid of the rank inside (its keeper's is one less); above the pids that CRIU takes when it restores.
     """
 
     argv: tuple[str, ...] = ()
@@ -65,8 +65,8 @@ class ContainerSpec:
             raise ValueError(f"network must be host, none or private, not {self.network!r}")
         if self.keep_fd is not None and self.keep_fd < 3:
             raise ValueError("keep_fd must not be a standard stream")
-        if not 2 <= self.first_pid < 4_000_000:
-            raise ValueError("first_pid must be between 2 and the largest pid")
+        if not 3 <= self.first_pid < 4_000_000:
+            raise ValueError("first_pid must be between 3 and the largest pid")
 
 
 @dataclass(frozen=True, slots=True)

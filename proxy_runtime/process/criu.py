@@ -86,7 +86,7 @@ def dump(
     started = time.perf_counter()
     _private(directory)
     request = _request(RequestType.DUMP, directory, link_remap)
-    request.opts.pid = proc.pid_inside(container.rank_pid)
+    request.opts.pid = proc.pid_inside(container.keeper_pid)
     request.opts.leave_running = True
     request.opts.ghost_limit = ghost_limit
     request.opts.timeout = max(1, int(deadline_s))  # for freezing the tree
@@ -171,14 +171,14 @@ def _restore_into(
         shm.load(container, directory)
     except (OSError, tarfile.TarError) as error:
         raise CriuError(f"{doing}: /dev/shm: {error}.", code="criu.shm", remedy="Is there enough memory?") from error
-    rank = 0
+    keeper = 0
 
     def at_stage(script: str, pid: int) -> None:
-        nonlocal rank
+        nonlocal keeper
         if script == "post-restore":
-            rank = pid
+            keeper = pid
         elif script == "pre-resume":  # memory complete, restorer code gone, every thread stopped by ptrace
-            container.adopt(rank)
+            container.adopt(keeper)
             if on_paused is not None:
                 on_paused(container)
 

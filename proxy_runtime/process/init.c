@@ -14,8 +14,12 @@
 //   --log FILE               opened for appending inside the container: the rank's stdout and stderr
 //   --cwd DIR  --keep-fd N  --no-aslr  --first-pid N
 //
-// Lines written to the status socket: "init PID" (host pid of pid 1), "ready" (restore, hold), "running PID HOST" (pid inside and
-// host pid, the latter 0 for a restored rank), "exit CODE", "signal N", "error SENTENCE". Read from it in restore mode: "rank PID".
+// Lines written to the status socket: "init PID" (host pid of pid 1), "ready" (restore, hold), "running PID HOST" (of the rank:
+// pid inside and host pid, the latter 0 after a restore), "exit CODE", "signal N", "error SENTENCE". Read from it in restore mode: "rank KEEPER RANK", pids inside.
+//
+// Inside are pid 1, a keeper and the rank. The keeper is the parent of the rank and of every process whose own parent
+// has ended, and does nothing but wait; so all that the rank has started is one tree below it, which CRIU dumps, and
+// pid 1 is not part of it. It ends as the rank ends.
 //
 // Life: the first stage stays in the launcher's pid namespace and waits for pid 1. Each stage is killed by the kernel
 // (PR_SET_PDEATHSIG) when its parent dies, pid 1 also leaves when the status socket's other end is closed, and with
@@ -38,6 +42,7 @@
 #include <sys/mount.h>
 #include <sys/personality.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -46,7 +51,7 @@
 #include <unistd.h>
 
 enum { kSetupFailed = 126, kLauncherGone = 125, kUsage = 2 };
-enum mode { kRun, kRestore, kHold, kEnter };
+enum mode { kRun, kRestore, kHold, kEnter, kKeeper };
 
 struct options {
   enum mode mode;
@@ -65,6 +70,8 @@ struct options {
   char** mounts;  // where --overlay and --bind stand in argv
   int mounts_len;
   char** argv;
+  char** all;  // argv as it was given to main
+  int report_fd;
 };
 
 static int g_status_fd = -1;
@@ -207,14 +214,11 @@ static void become_failed(int report, const char* what, const char* object) {
 // grows after the checkpoint must be in append mode, or CRIU refuses to restore it.
 static void become_rank(const struct options* o, int report) __attribute__((noreturn));
 static void become_rank(const struct options* o, int report) {
-  sigset_t none;
-  sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, NULL);
   char self[16];
   ssize_t n = readlinkat(o->host_proc, "self", self, sizeof self - 1);
   self[n < 0 ? 0 : n] = '\0';
-  dprintf(report, "%s\n", self);
-  if (setsid() < 0) become_failed(report, "cannot start", "a session");
+  dprintf(report, "%d %s\n", (int)getpid(), self);
+  if (setpgid(0, 0) != 0) become_failed(report, "cannot start", "a process group");
   const char* output = o->log != NULL ? o->log : "/dev/null";
   int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (null < 0 || dup2(null, 0) < 0) become_failed(report, "cannot open", "/dev/null");
@@ -230,13 +234,76 @@ static void become_rank(const struct options* o, int report) {
   become_failed(report, "cannot execute", o->argv[0]);
 }
 
-static pid_t start_rank(const struct options* o) {
-  int report[2];  // the rank writes its host pid, then what kept it from executing, if anything did
-  if (pipe2(report, O_CLOEXEC) != 0) fail("cannot make", "a pipe");
-  if (o->first_pid > 1) write_file("/proc/sys/kernel/ns_last_pid", o->first_pid - 1);
+// Ends with the status that another process has ended with.
+static void end_like(int status) __attribute__((noreturn));
+static void end_like(int status) {
+  if (WIFSIGNALED(status)) {
+    struct rlimit no_core = {0, 0};
+    setrlimit(RLIMIT_CORE, &no_core);
+    signal(WTERMSIG(status), SIG_DFL);
+    raise(WTERMSIG(status));
+    _exit(128 + WTERMSIG(status));
+  }
+  _exit(WEXITSTATUS(status));
+}
+
+// The keeper is this program executed once more, so that its executable too was opened inside the container's mounts
+// (CRIU cannot dump it otherwise), with the descriptors it needs and what pid 1 was told.
+static void execute_keeper(const struct options* o, int report) __attribute__((noreturn));
+static void execute_keeper(const struct options* o, int report) {
+  int count = 0;
+  while (o->all[count] != NULL) count++;
+  char** argv = calloc((size_t)count + 6, sizeof *argv);
+  char report_text[16], proc_text[16];
+  snprintf(report_text, sizeof report_text, "%d", report);
+  snprintf(proc_text, sizeof proc_text, "%d", o->host_proc);
+  char* extra[] = {o->all[0], "--keeper", report_text, "--host-proc", proc_text};
+  if (argv == NULL) become_failed(report, "cannot start", "the keeper");
+  memcpy(argv, extra, sizeof extra);
+  memcpy(argv + 5, o->all + 1, (size_t)count * sizeof *argv);  // with the NULL
+  if (fcntl(report, F_SETFD, 0) != 0 || fcntl(o->host_proc, F_SETFD, 0) != 0) {
+    become_failed(report, "cannot arrange", "the descriptors");
+  }
+  execv(o->all[0], argv);
+  become_failed(report, "cannot execute", o->all[0]);
+}
+
+static int keep(const struct options* o) {
+  int report = o->report_fd;
+  fcntl(report, F_SETFD, FD_CLOEXEC);
+  fcntl(o->host_proc, F_SETFD, FD_CLOEXEC);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, NULL);
+  prctl(PR_SET_NAME, "ergo-keeper");
+  if (setsid() < 0 || prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) become_failed(report, "cannot start", "a session");
   pid_t rank = fork();
-  if (rank < 0) fail("cannot start", "the rank");
-  if (rank == 0) become_rank(o, report[1]);
+  if (rank < 0) become_failed(report, "cannot start", "the rank");
+  if (rank == 0) become_rank(o, report);
+  int null = open("/dev/null", O_RDWR);
+  if (null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(null, 2) < 0) _exit(kSetupFailed);
+  close_all_but(-1);
+  int status;
+  for (;;) {
+    pid_t pid = waitpid(-1, &status, 0);
+    if (pid == rank) end_like(status);
+    if (pid < 0 && errno != EINTR) return kSetupFailed;
+  }
+}
+
+// What pid 1 knows of the processes below it: pids inside, 0 for not yet.
+struct family {
+  pid_t keeper;
+  pid_t rank;
+};
+
+static struct family start_rank(const struct options* o) {
+  int report[2];  // the rank writes its two pids, then what kept it from executing, if anything did
+  if (pipe2(report, O_CLOEXEC) != 0) fail("cannot make", "a pipe");
+  if (o->first_pid > 2) write_file("/proc/sys/kernel/ns_last_pid", o->first_pid - 2);
+  pid_t keeper = fork();
+  if (keeper < 0) fail("cannot start", "the rank");
+  if (keeper == 0) execute_keeper(o, report[1]);
   close(report[1]);
   if (o->keep_fd >= 0) close(o->keep_fd);
   char text[PATH_MAX + 256];
@@ -248,13 +315,15 @@ static pid_t start_rank(const struct options* o) {
   }
   close(report[0]);
   text[filled] = '\0';
-  char* why = strchr(text, '\n');
-  if (why == NULL || why[1] != '\0') {
-    say("error %s", why == NULL ? "the rank ended before it executed" : why + 1);
+  int rank = 0;
+  long host = 0;
+  int scanned = 0;
+  if (sscanf(text, "%d %ld\n%n", &rank, &host, &scanned) != 2 || text[scanned] != '\0') {
+    say("error %s", filled == 0 ? "the rank ended before it executed" : text + scanned);
     _exit(kSetupFailed);
   }
-  say("running %d %ld", (int)rank, atol(text));
-  return rank;
+  say("running %d %ld", rank, host);
+  return (struct family){keeper, rank};
 }
 
 static int report_end(int status) {
@@ -266,14 +335,14 @@ static int report_end(int status) {
   return WEXITSTATUS(status);
 }
 
-// Which process is the rank is known only after CRIU has made it: the launcher says so. It may have ended before
-// the word came, therefore the statuses of a restoring init are kept until then (a handful: CRIU reaps its own).
+// Which processes CRIU has made is known only afterwards: the launcher says so. The keeper may have ended before the
+// word came, therefore the statuses of a restoring init are kept until then (a handful: CRIU reaps its own).
 struct ended {
   pid_t pid;
   int status;
 };
 
-static bool command(int status_fd, pid_t* rank) {
+static bool command(int status_fd, struct family* family) {
   static char text[64];
   static size_t filled = 0;
   ssize_t n = recv(status_fd, text + filled, sizeof text - 1 - filled, MSG_DONTWAIT);
@@ -281,25 +350,24 @@ static bool command(int status_fd, pid_t* rank) {
   if (n < 0) return true;
   filled += (size_t)n;
   text[filled] = '\0';
-  char* end = strchr(text, '\n');
-  if (end == NULL) return filled < sizeof text - 1;
-  long pid = 0;
-  if (sscanf(text, "rank %ld", &pid) != 1 || pid < 2 || pid > INT_MAX) return false;
+  if (strchr(text, '\n') == NULL) return filled < sizeof text - 1;
+  int keeper = 0, rank = 0;
+  if (sscanf(text, "rank %d %d", &keeper, &rank) != 2 || keeper < 2 || rank < 2) return false;
   filled = 0;
-  *rank = (pid_t)pid;
-  say("running %ld 0", pid);
+  *family = (struct family){keeper, rank};
+  say("running %d 0", rank);
   return true;
 }
 
-static int supervise(const struct options* o, pid_t rank, int signals) {
+static int supervise(const struct options* o, struct family family, int signals) {
   struct ended ended[64];
   size_t ended_len = 0;
   for (;;) {
     int status;
     pid_t pid;
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
-      if (pid == rank) return report_end(status);
-      if (rank == 0) {
+      if (pid == family.keeper) return report_end(status);
+      if (family.keeper == 0) {
         ended[ended_len % 64] = (struct ended){pid, status};
         ended_len++;
       }
@@ -307,15 +375,15 @@ static int supervise(const struct options* o, pid_t rank, int signals) {
     struct pollfd fds[2] = {{.fd = signals, .events = POLLIN}, {.fd = o->status_fd, .events = POLLIN}};
     if (poll(fds, 2, -1) < 0 && errno != EINTR) return kSetupFailed;
     if (fds[1].revents != 0) {
-      if (!command(o->status_fd, &rank)) return kLauncherGone;
-      for (size_t i = 0; rank != 0 && i < ended_len && i < 64; i++) {
-        if (ended[i].pid == rank) return report_end(ended[i].status);
+      if (!command(o->status_fd, &family)) return kLauncherGone;
+      for (size_t i = 0; family.keeper != 0 && i < ended_len && i < 64; i++) {
+        if (ended[i].pid == family.keeper) return report_end(ended[i].status);
       }
     }
     struct signalfd_siginfo info;
     if (fds[0].revents != 0 && read(signals, &info, sizeof info) == (ssize_t)sizeof info &&
-        (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT) && rank > 0) {
-      kill(rank, (int)info.ssi_signo);
+        (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT) && family.rank > 0) {
+      kill(family.rank, (int)info.ssi_signo);
     }
   }
 }
@@ -340,13 +408,13 @@ static int pid_one(struct options* o) {
   if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) != 0) fail("cannot mount", "/proc");
   if (mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777") != 0) fail("cannot mount", "/dev/shm");
   if (o->new_net) loopback_up();
-  pid_t rank = 0;
+  struct family family = {0, 0};
   if (o->mode == kRun) {
-    rank = start_rank(o);
+    family = start_rank(o);
   } else {
     say("ready");
   }
-  return supervise(o, rank, signals);
+  return supervise(o, family, signals);
 }
 
 static int hold(const struct options* o) {
@@ -411,7 +479,8 @@ static int arguments_of(const char* option) {
     int count;
   } known[] = {{"--status-fd", 1}, {"--parent", 1},  {"--mounts-of", 1}, {"--overlay", 4}, {"--bind", 2},
                {"--net", 1},       {"--log", 1},     {"--cwd", 1},       {"--keep-fd", 1}, {"--no-aslr", 0},
-               {"--first-pid", 1}, {"--restore", 0}, {"--hold", 0},      {"--enter", 1},   {"--net-too", 0}};
+               {"--first-pid", 1}, {"--restore", 0}, {"--hold", 0},      {"--enter", 1},   {"--net-too", 0},
+               {"--keeper", 1},    {"--host-proc", 1}};
   for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
     if (strcmp(option, known[i].name) == 0) return known[i].count;
   }
@@ -419,7 +488,7 @@ static int arguments_of(const char* option) {
 }
 
 static struct options parse(int argc, char** argv) {
-  struct options o = {.status_fd = -1, .keep_fd = -1, .mounts = argv};
+  struct options o = {.status_fd = -1, .keep_fd = -1, .mounts = argv, .all = argv, .report_fd = -1, .host_proc = -1};
   int i = 1;
   while (i < argc && strcmp(argv[i], "--") != 0) {
     const char* name = argv[i];
@@ -443,11 +512,16 @@ static struct options parse(int argc, char** argv) {
       o.mode = kEnter;
       o.enter = (pid_t)number(value);
     }
+    if (strcmp(name, "--host-proc") == 0) o.host_proc = (int)number(value);
+    if (strcmp(name, "--keeper") == 0) {
+      o.mode = kKeeper;
+      o.report_fd = (int)number(value);
+    }
     i += 1 + count;
   }
   o.mounts_len = i;
   o.argv = argv + (i < argc ? i + 1 : i);
-  bool needs_command = o.mode == kRun || o.mode == kEnter;
+  bool needs_command = o.mode == kRun || o.mode == kEnter || o.mode == kKeeper;
   if (needs_command != (o.argv[0] != NULL)) usage("a command is missing, or was given where none belongs");
   if (o.mode != kEnter && o.status_fd < 3) usage("--status-fd is missing");
   if (o.keep_fd >= 0 && (o.keep_fd < 3 || o.keep_fd == o.status_fd)) usage("--keep-fd is not a descriptor to keep");
@@ -456,6 +530,7 @@ static struct options parse(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   struct options o = parse(argc, argv);
+  if (o.mode == kKeeper) return keep(&o);
   g_status_fd = o.status_fd;
   if (o.status_fd >= 0) fcntl(o.status_fd, F_SETFD, FD_CLOEXEC);
   if (o.parent != 0) {

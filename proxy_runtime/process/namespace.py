@@ -192,6 +192,7 @@ class Container(_Supervised):
     Attributes:
         init_pid: host pid of pid 1.
         rank_pid: host pid of the rank; 0 while a restored container has none yet.
+        keeper_pid: host pid of its parent, the root of the tree that is dumped.
         network: what it was made with.
     """
 
@@ -201,6 +202,7 @@ class Container(_Supervised):
         super().__init__(first_stage, status, init_binary)
         self.network: Network = network
         self.rank_pid = 0
+        self.keeper_pid = 0
         self._running = False
         self._exit: ExitStatus | None = None
         self._rank_pidfd = -1
@@ -228,11 +230,8 @@ class Container(_Supervised):
                 select.select([self._status], [], [], step)
 
     def processes(self) -> list[int]:
-        """Host pids of the rank and of everything it has started, without pid 1."""
-        found = proc.descendants(self.init_pid)
-        if self.rank_pid and self.rank_pid not in found and proc.pid_inside(self.rank_pid):
-            found = [self.rank_pid, *proc.descendants(self.rank_pid), *found]  # CRIU is still its parent
-        return found
+        """Host pids of the rank and of everything it has started that still lives."""
+        return proc.descendants(self.keeper_pid) if self.keeper_pid else []
 
     def signal(self, number: int) -> None:
         """Sends a signal to the rank.
@@ -245,24 +244,26 @@ class Container(_Supervised):
                 raise ProcessLookupError("the rank has ended")
             signals.pidfd_send_signal(self._rank_pidfd, number)
 
-    def adopt(self, pid_inside: int, *, deadline_s: float = 10.0) -> None:
-        """Tells pid 1 which of the restored processes is the rank.
+    def adopt(self, keeper_inside: int, *, deadline_s: float = 10.0) -> None:
+        """Tells pid 1 which of the restored processes is the keeper.
 
         Raises:
             ContainerError: there is no such process (`container.no-rank`), or as `launch`.
         """
+        rank_inside = keeper_inside + 1  # nobody forks between the two in a fresh pid namespace
         for pid in proc.in_pid_namespace_of(self.init_pid):
-            if proc.pid_inside(pid) == pid_inside:
+            if proc.pid_inside(pid) == rank_inside:
                 self._set_rank(pid)
                 break
         else:
-            raise ContainerError(f"no process {pid_inside} was restored.", code="container.no-rank")
+            raise ContainerError(f"no process {rank_inside} was restored.", code="container.no-rank")
         with suppress(OSError):  # pid 1 gone: noticed below
-            self._status.sendall(f"rank {pid_inside}\n".encode())
+            self._status.sendall(f"rank {keeper_inside} {rank_inside}\n".encode())
         self._await("running", deadline_s)
 
     def _set_rank(self, pid: int) -> None:
         self.rank_pid = pid
+        self.keeper_pid = int(proc.status_field(pid, "PPid") or 0)
         with suppress(ProcessLookupError):
             self._rank_pidfd = os.pidfd_open(pid)
 

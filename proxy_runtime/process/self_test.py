@@ -21,11 +21,14 @@ from proxy_runtime.process.init_build import build_init
 from proxy_runtime.process.inspect import mapped_memfd
 from proxy_runtime.process.namespace import ContainerSpec, launch
 
+# Mapped by hand: Python's mmap would keep a duplicate of the descriptor, and a rank keeps none.
 _VICTIM: Final = """
-import mmap, os, socket, sys, time
+import ctypes, os, socket, sys, time
 listener = socket.create_server(("127.0.0.1", 0))
 fd = os.memfd_create("ergo-self-test"); os.ftruncate(fd, 4096)
-memory = mmap.mmap(fd, 4096); os.close(fd)
+libc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p
+address = libc.mmap(None, ctypes.c_size_t(4096), 3, 1, fd, ctypes.c_long(0)); os.close(fd)
+memory = (ctypes.c_char * 4096).from_address(address)
 memory[0:5] = b"ready"
 while memory[8:12] != b"exit":
     time.sleep(0.002)

@@ -1,0 +1,55 @@
+"""What a rank must not hold is found, by the look of /proc."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from proxy_runtime.process import inspect
+
+
+@pytest.mark.parametrize(
+    ("leak", "sentences"),
+    [
+        ("", []),
+        ("leak-fd", ["holds descriptor", "holds descriptor"]),  # the child has inherited it
+        ("leak-map", ["maps the channel, which only the rank itself may"]),
+    ],
+)
+def test_leaks_of_the_channel(lab, leak, sentences):
+    fd = os.memfd_create("ergo-ring")
+    os.ftruncate(fd, 1 << 16)
+    container = lab.launch(lab.spec("ring", str(fd), *filter(None, [leak]), keep_fd=fd))
+    os.close(fd)
+    lab.wait_lines(1)
+    found = inspect.violations(container)
+    assert len(found) == len(sentences)
+    assert all(words in sentence for words, sentence in zip(sentences, found, strict=True))
+    assert inspect.maps_ring(container.rank_pid)
+    assert inspect.violations(container, ring_name="another") == []
+
+
+def test_a_connected_datagram_socket_is_found(lab):
+    code = (
+        "import socket,time; s=socket.socket(type=socket.SOCK_DGRAM); t=socket.socket(type=socket.SOCK_DGRAM); "
+        "t.bind(('127.0.0.1',0)); s.connect(('127.0.0.1',9)); print('up',flush=True); time.sleep(1000)"
+    )
+    spec = lab.spec("count")
+    container = lab.launch(replace(spec, argv=(spec.argv[0], "-c", code)))
+    lab.wait_lines(1)
+    (sentence,) = inspect.violations(container)
+    assert f"process {container.rank_pid} holds a connection (udp port" in sentence and "to port 9" in sentence
+
+
+def test_sockets_of_other_processes_do_not_count(lab):
+    container = lab.launch(lab.spec("count", network="host"))  # /proc/PID/net/tcp shows the whole host's
+    lab.wait_lines(1)
+    assert inspect.violations(container) == []
+
+
+def test_processes_that_are_gone_hold_nothing():
+    assert inspect.descriptor_violations(2**22 - 1, "ergo-ring", ()) == []
+    assert inspect.mapping_violations(2**22 - 1, "ergo-ring", may_map_ring=False) == []
+    assert inspect.mapped_memfd(2**22 - 1, "ergo-ring") is None
