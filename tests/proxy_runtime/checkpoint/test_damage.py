@@ -165,7 +165,9 @@ def test_damage_stops_collection_before_anything_is_removed(path: Path) -> None:
         assert sorted(p for p in path.rglob("*") if p.name != "lock") == [p for p in before if p.name != "lock"]
 
 
-def test_new_checkpoints_do_not_build_on_a_damaged_index(path: Path, make_header: Callable[..., ManifestHeader]) -> None:
+def test_new_checkpoints_do_not_build_on_a_damaged_index(
+    path: Path, make_header: Callable[..., ManifestHeader]
+) -> None:
     file = victim(path, "packs/*.pack")
     file.write_bytes(file.read_bytes()[:-1])
     store = Store.open(path)
