@@ -71,6 +71,8 @@ size_t CollectiveEngine::pending_count(int rank) const {
 
 void CollectiveEngine::restore_counts(int rank, const std::map<SequenceId, uint64_t>& completed) {
   for (const auto& [id, n] : completed) {
+    if (n == 0)
+      continue;  // counts list communicators that a neighbour on the same proxy has defined, this rank not yet
     const Group& group = group_of(id.comm, rank);
     Sequence& s = sequence(id);
     auto member = s.counts.find(*group.group_rank(rank));
