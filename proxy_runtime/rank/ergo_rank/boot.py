@@ -1,0 +1,84 @@
+"""What happens in a rank before any user code, and before torch: the channel is taken, the stubs are loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+__all__ = ["Channel", "channel", "take_channel"]
+
+_KINDS = ("cpu", "cuda")
+
+
+class Channel:
+    """The channel of this rank.
+
+    Attributes:
+        base: address at which the ring is mapped.
+        kind: kind of the device behind it, ``cpu`` or ``cuda``.
+    """
+
+    __slots__ = ("base", "kind")
+
+    def __init__(self, base: int, kind: str) -> None:
+        self.base = base
+        self.kind = kind
+
+
+channel: Channel | None = None
+
+
+def take_channel() -> None:
+    """Takes ``ERGO_CHANNEL=<fd>:<rank_dir>:<kind>`` out of the environment, maps the ring and closes the descriptor.
+
+    Raises:
+        RuntimeError: the variable or the ring is not usable; one sentence.
+        OSError: a stub library cannot be loaded.
+    """
+    global channel
+    text = os.environ.pop("ERGO_CHANNEL")
+    number, _, rest = text.partition(":")
+    rank_dir, _, kind = rest.rpartition(":")
+    if not number.isdigit() or not rank_dir or kind not in _KINDS:
+        raise RuntimeError(f"ERGO_CHANNEL is {text!r}, not <descriptor>:<folder>:<cpu or cuda>.")
+    base = _map(int(number))
+    _preload_stubs(os.path.join(rank_dir, "stubs"))
+    # The device needs torch's entry point, whatever the job's environment says about other backends.
+    os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    channel = Channel(base, kind)
+
+
+def _map(descriptor: int) -> int:
+    library = ctypes.CDLL(os.path.join(os.path.dirname(os.path.abspath(__file__)), "_channel.so"))
+    library.ergo_channel_map.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+    library.ergo_channel_map.restype = ctypes.c_void_p
+    error = ctypes.create_string_buffer(256)
+    try:
+        base = library.ergo_channel_map(descriptor, error, len(error))
+    finally:
+        # From here on no child can inherit it, and no image of this process depends on it.
+        try:
+            os.close(descriptor)
+        except OSError:
+            pass
+    if not base:
+        raise RuntimeError(error.value.decode() + ".")
+    return base
+
+
+def _preload_stubs(folder: str) -> None:
+    """Makes the CUDA libraries that torch will ask for by soname the stubs, which own no memory and no device."""
+    names = sorted(n for n in os.listdir(folder) if ".so" in n) if os.path.isdir(folder) else []
+    if not names:
+        raise RuntimeError(f"There are no stub libraries in {folder}; the build is damaged, make it anew.")
+    # They may need each other in an order that names do not show.
+    while names:
+        failed = []
+        for name in names:
+            try:
+                ctypes.CDLL(os.path.join(folder, name), mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                failed.append((name, error))
+        if len(failed) == len(names):
+            raise failed[0][1]
+        names = [name for name, _ in failed]

@@ -1,0 +1,255 @@
+#include "channel.hpp"
+
+#include <c10/util/Exception.h>
+#include <immintrin.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <ctime>
+
+namespace ergo::rank {
+namespace {
+
+constexpr uint64_t kSpinNanoseconds = 20'000;
+constexpr timespec kFutexTimeout{0, 100'000'000};
+constexpr uint64_t kFreeLength = 16;
+
+uint64_t now_ns() {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000ull + static_cast<uint64_t>(t.tv_nsec);
+}
+
+}  // namespace
+
+void raise_status(Status status, const std::string& message) {
+  switch (status) {
+    case Status::NotImplemented: C10_THROW_ERROR(NotImplementedError, message);
+    case Status::Index: C10_THROW_ERROR(IndexError, message);
+    case Status::Value: C10_THROW_ERROR(ValueError, message);
+    case Status::Type: C10_THROW_ERROR(TypeError, message);
+    case Status::OutOfMemory: C10_THROW_ERROR(OutOfMemoryError, message);
+    case Status::LinAlg: C10_THROW_ERROR(LinAlgError, message);
+    default: C10_THROW_ERROR(Error, message);
+  }
+}
+
+Channel& Channel::instance() {
+  // Never destroyed: tensors in static storage release their handles after every static destructor ran.
+  static Channel* channel = new Channel;
+  return *channel;
+}
+
+void Channel::attach(void* base) {
+  auto* header = static_cast<RingHeader*>(base);
+  TORCH_CHECK(header->magic == kRingMagic, "ergosphere: the channel is not a ring");
+  TORCH_CHECK(header->version == kProtocolVersion, "ergosphere: the channel speaks protocol ", header->version,
+              ", this rank ", kProtocolVersion, "; start the job with one build");
+  ring_bytes_ = header->ring_bytes;
+  response_bytes_ = header->response_bytes;
+  TORCH_CHECK(ring_bytes_ >= 65536 && (ring_bytes_ & (ring_bytes_ - 1)) == 0 && response_bytes_ >= 4096,
+              "ergosphere: the channel's sizes are not usable");
+  ring_ = static_cast<char*>(base) + kHeaderBytes;
+  response_ = ring_ + ring_bytes_;
+  head_ = header->head.load();
+  tail_seen_ = header->tail.load();
+  responses_ = header->response_seq.load();
+  header_ = header;
+  header_->rank_attached.store(1);
+}
+
+void Channel::install_fork_handlers() {
+  // The locks are taken before the fork, so the child inherits them free and no message half written.
+  pthread_atfork(
+      [] {
+        instance().mutex_.lock();
+        instance().release_mutex_.lock();
+      },
+      [] {
+        instance().release_mutex_.unlock();
+        instance().mutex_.unlock();
+      },
+      [] {
+        instance().release_mutex_.unlock();
+        instance().mutex_.unlock();
+        instance().forked_ = true;
+      });
+}
+
+void Channel::require() const {
+  if (C10_UNLIKELY(forked_))
+    TORCH_CHECK(false,
+                "Cannot use the CUDA device of an Ergosphere rank in a forked child process: the child has no channel "
+                "to it. Keep device tensors out of DataLoader workers and other forked processes.");
+  TORCH_CHECK(header_ != nullptr, "ergosphere: this process has no device channel");
+  TORCH_CHECK(!closed_, "ergosphere: the device channel is closed, the interpreter is ending");
+  if (refused_ != nullptr && C10_UNLIKELY(refused_() != 0))
+    TORCH_CHECK(false,
+                "ergosphere: native code in this rank called ", last_refused_ != nullptr ? last_refused_() : "CUDA",
+                " and was refused, so results of this process are no longer valid. Only operators registered with "
+                "torch's dispatcher can run on the device proxy.");
+}
+
+size_t Channel::write_chunk() const {
+  return std::min<size_t>(size_t{1} << 20, ring_bytes_ / 4) - 64;
+}
+
+template <class Ready>
+void Channel::wait_until(Ready&& ready) {
+  const uint64_t until = now_ns() + kSpinNanoseconds;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (ready()) return;
+      _mm_pause();
+    }
+  } while (now_ns() < until);
+  for (;;) {
+    if (ready()) return;
+    TORCH_CHECK(header_->proxy_gone.load() == 0,
+                "ergosphere: the device proxy of this rank has ended; the device's state is lost and the job must go "
+                "back to its last checkpoint");
+    sleepers_.fetch_add(1);
+    header_->producer_sleeping.store(1);
+    if (!ready()) futex(&header_->producer_sleeping, FUTEX_WAIT, 1, &kFutexTimeout);
+    // Only the last sleeper clears the word: the proxy must go on waking as long as anybody sleeps.
+    if (sleepers_.fetch_sub(1) == 1) header_->producer_sleeping.store(0);
+  }
+}
+
+// The value that the tail must have reached before `length` bytes fit, the padding of a wrap included.
+uint64_t Channel::room_end(uint64_t length) const {
+  const uint64_t contiguous = ring_bytes_ - (head_ & (ring_bytes_ - 1));
+  const uint64_t total = length <= contiguous ? length : contiguous + length;
+  const uint64_t end = head_ + total;
+  return end > ring_bytes_ ? end - ring_bytes_ : 0;
+}
+
+char* Channel::reserve(uint64_t length) {
+  uint64_t at = head_ & (ring_bytes_ - 1);
+  const uint64_t contiguous = ring_bytes_ - at;
+  if (length > contiguous) {
+    auto* pad = reinterpret_cast<MessageHeader*>(ring_ + at);
+    pad->length = static_cast<uint32_t>(contiguous);
+    pad->type = static_cast<uint16_t>(Message::Pad);
+    pad->check = header_check(pad->length, pad->type);
+    head_ += contiguous;
+    at = 0;
+  }
+  return ring_ + at;
+}
+
+void Channel::publish(uint64_t length) {
+  head_ += length;
+  header_->head.store(head_);
+  if (header_->consumer_sleeping.load() != 0 && header_->consumer_sleeping.exchange(0) != 0)
+    futex(&header_->consumer_sleeping, FUTEX_WAKE, 1);
+  ++stats_.messages;
+  stats_.bytes += length;
+}
+
+// Sends queued releases while they fit together with `keep_free` bytes. The channel lock is held.
+void Channel::flush_releases(uint64_t keep_free) {
+  std::lock_guard<std::mutex> lock(release_mutex_);
+  while (!releases_.empty()) {
+    if (room_end(kFreeLength + keep_free + 2 * kFreeLength) > tail_seen_) {
+      tail_seen_ = header_->tail.load(std::memory_order_acquire);
+      if (room_end(kFreeLength + keep_free + 2 * kFreeLength) > tail_seen_) return;
+    }
+    char* p = reserve(kFreeLength);
+    auto* header = reinterpret_cast<MessageHeader*>(p);
+    *header = {static_cast<uint32_t>(kFreeLength), static_cast<uint16_t>(Message::Free),
+               header_check(kFreeLength, static_cast<uint16_t>(Message::Free))};
+    reinterpret_cast<uint64_t*>(p)[1] = releases_.back();
+    releases_.pop_back();
+    publish(kFreeLength);
+  }
+}
+
+Channel::Transaction::Transaction(Channel& channel, size_t words) : channel_(channel), lock_(channel.mutex_) {
+  const uint64_t length = sizeof(MessageHeader) + 8 * words;
+  TORCH_CHECK(words <= channel.max_words(), "ergosphere: a message of ", length,
+              " bytes does not fit the channel of ", channel.ring_bytes_, " bytes");
+  channel_.flush_releases(length);
+  for (;;) {
+    const uint64_t needed = channel_.room_end(length);
+    if (needed <= channel_.tail_seen_) return;
+    channel_.tail_seen_ = channel_.header_->tail.load(std::memory_order_acquire);
+    if (needed <= channel_.tail_seen_) return;
+    ++channel_.stats_.waits_for_room;
+    lock_.unlock();
+    {
+      GilRelease gil;
+      auto* header = channel_.header_;
+      channel_.wait_until([&] { return header->tail.load(std::memory_order_acquire) >= needed; });
+    }
+    lock_.lock();
+  }
+}
+
+uint64_t* Channel::Transaction::begin(Message type, size_t words) {
+  length_ = sizeof(MessageHeader) + 8 * words;
+  char* p = channel_.reserve(length_);
+  auto* header = reinterpret_cast<MessageHeader*>(p);
+  header->length = static_cast<uint32_t>(length_);
+  header->type = static_cast<uint16_t>(type);
+  header->check = header_check(header->length, header->type);
+  return reinterpret_cast<uint64_t*>(p + sizeof(MessageHeader));
+}
+
+void Channel::Transaction::commit() { channel_.publish(length_); }
+
+void Channel::wait_response() {
+  const uint64_t wanted = ++responses_;
+  ++stats_.responses;
+  wait_until([&] { return header_->response_seq.load(std::memory_order_acquire) >= wanted; });
+  const auto status = static_cast<Status>(header_->response_status);
+  const uint64_t length = header_->response_length;
+  TORCH_CHECK(length <= response_bytes_, "ergosphere: the device proxy's response is longer than its area");
+  if (status != Status::Ok) raise_status(status, std::string(response_, length));
+}
+
+void Channel::raise_asynchronous_error() {
+  if (C10_LIKELY(header_->error_flag.load() == 0)) return;
+  const auto status = static_cast<Status>(header_->error_status);
+  const std::string message(header_->error_message, strnlen(header_->error_message, kErrorBytes));
+  header_->error_flag.store(0);
+  raise_status(status, message + "\n(raised by an earlier operation on the device; it surfaced at this point)");
+}
+
+void Channel::synchronize() {
+  call(Message::Sync, 0, [](uint64_t*) {}, [](const char*, size_t) {});
+}
+
+void Channel::release(uint64_t handle) noexcept {
+  if (!open()) return;
+  try {
+    {
+      std::lock_guard<std::mutex> lock(release_mutex_);
+      releases_.push_back(handle);
+    }
+    // Otherwise the next message of whoever holds the lock takes it along.
+    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (lock.owns_lock() && open()) flush_releases(0);
+  } catch (const std::bad_alloc&) {
+    // The handle stays allocated on the device, which is no error.
+  }
+}
+
+void Channel::step() {
+  if (!open()) return;
+  const uint64_t number = header_->step.load() + 1;
+  send(Message::Step, 1, [&](uint64_t* body) { body[0] = number; });
+  header_->step.store(number);
+}
+
+void Channel::exit() noexcept {
+  if (!open()) return;
+  try {
+    send(Message::Exit, 0, [](uint64_t*) {});
+  } catch (const std::exception&) {
+    // The proxy is gone: there is nobody to tell.
+  }
+  closed_ = true;
+}
+
+}  // namespace ergo::rank

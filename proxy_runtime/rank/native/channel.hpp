@@ -1,0 +1,138 @@
+// The rank's end of the ring: one producer for all threads of the process.
+//
+// Lock order: the GIL is never waited for while the channel lock is held (GilRelease is always the outer
+// scope), and nobody waits for room or for a response of another thread with the GIL. So a thread of the
+// autograd engine and a Python thread cannot block each other.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "gil.hpp"
+#include "messages.hpp"
+#include "ring.hpp"
+
+namespace ergo::rank {
+
+// Counters of this rank since its start; they are part of the process image.
+struct ChannelStats {
+  uint64_t messages = 0, bytes = 0, executed = 0, defined = 0, one_off = 0, responses = 0, waits_for_room = 0;
+};
+
+// Raises the torch exception that belongs to a response status.
+[[noreturn]] void raise_status(Status status, const std::string& message);
+
+class Channel {
+ public:
+  static Channel& instance();
+
+  // Adopts the mapping made by channel_map.c. Throws c10::Error when the header is not one of this build.
+  void attach(void* base);
+  // Installs the fork handlers: a child can neither send nor free (its copies of tensors would free ours).
+  void install_fork_handlers();
+
+  // Throws one clear sentence if the device cannot be used here: not attached, forked child, dead proxy,
+  // or a CUDA call that was refused (its result would be garbage).
+  void require() const;
+  bool open() const { return header_ != nullptr && !closed_ && !forked_; }
+  bool forked() const { return forked_; }
+
+  // Message of `words` body words, written by `fill(uint64_t* body)` under the channel lock. Returns when
+  // the message is in the ring; the proxy executes it later.
+  template <class Fill>
+  void send(Message type, size_t words, Fill&& fill) {
+    Transaction t(*this, words);
+    fill(t.begin(type, words));
+    t.commit();
+  }
+
+  // Sends and waits; `read(const char* data, size_t length)` sees the response under the channel lock and
+  // without the GIL. Throws what the proxy answered. `raise_asynchronous`: an error of an earlier message
+  // is raised here, after the response was taken.
+  template <class Fill, class Read>
+  void call(Message type, size_t words, Fill&& fill, Read&& read, bool raise_asynchronous = true) {
+    require();
+    GilRelease gil;
+    Transaction t(*this, words);
+    fill(t.begin(type, words));
+    t.commit();
+    wait_response();
+    read(static_cast<const char*>(response_), static_cast<size_t>(header_->response_length));
+    if (raise_asynchronous) raise_asynchronous_error();
+  }
+
+  void synchronize();
+
+  // Releases a storage handle; never waits and never throws, so it may be called from any destructor.
+  void release(uint64_t handle) noexcept;
+
+  // The optimizer-step boundary of this rank: numbers from 1.
+  void step();
+  uint64_t steps() const { return header_ != nullptr ? header_->step.load() : 0; }
+  // Tells the proxy that nothing follows.
+  void exit() noexcept;
+
+  uint64_t response_capacity() const { return response_bytes_; }
+  // Largest body, in words, that a message may have.
+  size_t max_words() const { return ring_bytes_ / 16 - 2; }
+  // Bytes of payload that a Write message should carry at most.
+  size_t write_chunk() const;
+  const ChannelStats& stats() const { return stats_; }
+  ChannelStats& mutable_stats() { return stats_; }
+  // Where the stub libraries count the CUDA calls that they refused, and name the last one.
+  void set_refusals(unsigned long (*count)(), const char* (*last)()) {
+    refused_ = count;
+    last_refused_ = last;
+  }
+  uint64_t refused() const { return refused_ != nullptr ? refused_() : 0; }
+
+  // Holds the channel lock with room for one message; the GIL is dropped while waiting for room.
+  class Transaction {
+   public:
+    Transaction(Channel& channel, size_t words);
+    uint64_t* begin(Message type, size_t words);
+    void commit();
+    // Consecutive storage handles that belong to this message.
+    uint64_t next_handle() const { return channel_.next_handle_; }
+    void take_handles(uint64_t n) { channel_.next_handle_ += n; }
+
+   private:
+    Channel& channel_;
+    std::unique_lock<std::mutex> lock_;
+    uint64_t length_ = 0;
+  };
+  friend class Transaction;
+
+  // Waits for the response of the message just committed. The channel lock is held, the GIL is not.
+  void wait_response();
+  const char* response() const { return response_; }
+  size_t response_length() const { return header_->response_length; }
+  void raise_asynchronous_error();
+
+ private:
+  uint64_t room_end(uint64_t length) const;
+  char* reserve(uint64_t length);
+  void publish(uint64_t length);
+  void flush_releases(uint64_t keep_free);
+  template <class Ready>
+  void wait_until(Ready&& ready);
+
+  RingHeader* header_ = nullptr;
+  char* ring_ = nullptr;
+  char* response_ = nullptr;
+  uint64_t ring_bytes_ = 0, response_bytes_ = 0;
+  uint64_t head_ = 0, tail_seen_ = 0, responses_ = 0, next_handle_ = 1;
+  std::mutex mutex_;
+  std::mutex release_mutex_;
+  std::vector<uint64_t> releases_;
+  std::atomic<uint32_t> sleepers_{0};
+  bool closed_ = false, forked_ = false;
+  unsigned long (*refused_)() = nullptr;
+  const char* (*last_refused_)() = nullptr;
+  ChannelStats stats_;
+};
+
+}  // namespace ergo::rank

@@ -1,0 +1,52 @@
+// Maps the rank's channel before torch is imported: no torch, no C++ runtime, loaded through ctypes by
+// ergo_rank.boot. The interposer adopts the mapping later; the descriptor is closed by then, and the
+// mapping is MADV_DONTFORK, so no child of the rank can reach the channel.
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+// The first words of ergo::RingHeader (channel/ring.hpp), which the interposer checks again when it adopts.
+struct prefix {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t rank;
+  uint64_t ring_bytes;
+  uint64_t response_bytes;
+};
+static const uint64_t kMagic = 0x4552474F52494E47ull;
+static const uint64_t kHeaderBytes = 8192;
+
+// Returns the base address of the ring behind `fd`, or null with one sentence in `error` (n bytes).
+// The descriptor stays the caller's.
+void* ergo_channel_map(int fd, char* error, size_t n) {
+  struct stat st;
+  if (fstat(fd, &st) != 0) {
+    snprintf(error, n, "cannot stat the channel: %s", strerror(errno));
+    return NULL;
+  }
+  if ((uint64_t)st.st_size < kHeaderBytes) {
+    snprintf(error, n, "the channel is too small to be a ring");
+    return NULL;
+  }
+  void* base = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) {
+    snprintf(error, n, "cannot map the channel: %s", strerror(errno));
+    return NULL;
+  }
+  const struct prefix* p = base;
+  if (p->magic != kMagic || p->ring_bytes > (uint64_t)st.st_size || p->response_bytes > (uint64_t)st.st_size ||
+      kHeaderBytes + p->ring_bytes + p->response_bytes > (uint64_t)st.st_size) {
+    snprintf(error, n, "the channel is not a ring of this runtime");
+    munmap(base, (size_t)st.st_size);
+    return NULL;
+  }
+  if (madvise(base, (size_t)st.st_size, MADV_DONTFORK) != 0) {
+    snprintf(error, n, "cannot keep the channel out of child processes: %s", strerror(errno));
+    munmap(base, (size_t)st.st_size);
+    return NULL;
+  }
+  return base;
+}

@@ -1,0 +1,161 @@
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/_to_copy_native.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "channel.hpp"
+#include "fallback.hpp"
+#include "kernels.hpp"
+#include "storage.hpp"
+
+namespace ergo::rank {
+namespace {
+
+using at::Tensor;
+
+bool on_device(const Tensor& t) { return t.device().type() == kDeviceType; }
+
+uint64_t byte_offset(const Tensor& t) { return static_cast<uint64_t>(t.storage_offset()) * t.itemsize(); }
+
+// Both hold the same bytes in the same order, without gaps: one transfer does it.
+bool same_bytes(const Tensor& a, const Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
+         a.is_non_overlapping_and_dense() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
+}
+
+void device_copy(const Tensor& destination, const Tensor& source, bool non_blocking) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  forward_by_handle(op, destination, source, non_blocking);
+}
+
+void host_to_device(Tensor& destination, const Tensor& source, bool non_blocking) {
+  TORCH_CHECK(source.device().is_cpu(), "cannot copy to the device from ", source.device());
+  // Checks that the shapes are compatible, as copy_ does.
+  const Tensor expanded =
+      source.sizes() == destination.sizes() ? source : source.expand(destination.sizes());
+  if (destination.numel() == 0) return;
+  if (same_bytes(destination, expanded)) {
+    write_storage(handle_of(destination), byte_offset(destination), expanded.const_data_ptr(), expanded.nbytes());
+    return;
+  }
+  const Tensor plain = expanded.resolve_conj().resolve_neg().contiguous();
+  if (destination.is_contiguous() && destination.scalar_type() == plain.scalar_type() && !destination.is_conj() &&
+      !destination.is_neg()) {
+    write_storage(handle_of(destination), byte_offset(destination), plain.const_data_ptr(), plain.nbytes());
+    return;
+  }
+  Tensor staged = at::empty(plain.sizes(), plain.options().device(destination.device()).pinned_memory(false));
+  write_storage(handle_of(staged), 0, plain.const_data_ptr(), plain.nbytes());
+  device_copy(destination, staged, non_blocking);
+}
+
+void device_to_host(Tensor& destination, const Tensor& source) {
+  if (source.numel() != 0 && same_bytes(destination, source)) {
+    read_storage(handle_of(source), byte_offset(source), destination.mutable_data_ptr(), destination.nbytes());
+    return;
+  }
+  const Tensor plain = source.resolve_conj().resolve_neg().contiguous();
+  Tensor staged = at::empty(plain.sizes(), plain.options().device(at::kCPU));
+  if (plain.numel() != 0)
+    read_storage(handle_of(plain), byte_offset(plain), staged.mutable_data_ptr(), staged.nbytes());
+  destination.copy_(staged);
+}
+
+Tensor& copy_kernel(Tensor& self, const Tensor& source, bool non_blocking) {
+  Channel::instance().require();
+  if (self.is_same(source) || source.device().is_meta()) return self;
+  if (source._is_zerotensor()) {
+    (void)at::infer_size(self.sizes(), source.sizes());
+    return self.zero_();
+  }
+  if (on_device(self) && on_device(source)) {
+    device_copy(self, source, non_blocking);
+  } else if (on_device(self)) {
+    host_to_device(self, source, non_blocking);
+  } else {
+    device_to_host(self, source);
+  }
+  return self;
+}
+
+// A cast or a clone on the device is one message; between host and device it is torch's own.
+Tensor to_copy_kernel(const Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                      std::optional<at::Device> target, std::optional<bool> pin_memory, bool non_blocking,
+                      std::optional<at::MemoryFormat> format) {
+  const bool stays = !target.has_value() || target->type() == kDeviceType;
+  if (on_device(self) && stays && !self._is_zerotensor()) {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "");
+    auto stack = forward_by_handle(op, self, dtype, layout, std::optional<at::Device>(), std::optional<bool>(),
+                                   non_blocking, format);
+    return std::move(stack[0]).toTensor();
+  }
+  // The copy is complete when it returns, so there is no need for pinned memory, which torch would take
+  // for a non-blocking one.
+  return at::native::_to_copy(self, dtype, layout, target, pin_memory, non_blocking && !on_device(self), format);
+}
+
+at::Scalar local_scalar_kernel(const Tensor& self) {
+  if (self._is_zerotensor()) return at::_local_scalar_dense(at::zeros({}, self.options().device(at::kCPU)));
+  const Tensor plain = self.resolve_conj().resolve_neg();
+  Tensor value = at::empty({}, plain.options().device(at::kCPU));
+  read_storage(handle_of(plain), byte_offset(plain), value.mutable_data_ptr(), value.itemsize());
+  return at::_local_scalar_dense(value);
+}
+
+// Storages are freed in the order of the channel, whatever stream used them.
+void record_stream_kernel(Tensor&, c10::Stream) {}
+
+}  // namespace
+
+void write_storage(uint64_t handle, uint64_t offset, const void* source, uint64_t bytes) {
+  Channel& channel = Channel::instance();
+  channel.require();
+  const uint64_t chunk = channel.write_chunk();
+  const auto* p = static_cast<const char*>(source);
+  while (bytes != 0) {
+    const uint64_t n = std::min(bytes, chunk);
+    channel.send(Message::Write, 3 + (n + 7) / 8, [&](uint64_t* body) {
+      body[0] = handle;
+      body[1] = offset;
+      body[2] = n;
+      if (n % 8 != 0) body[3 + n / 8] = 0;
+      std::memcpy(body + 3, p, n);
+    });
+    p += n;
+    offset += n;
+    bytes -= n;
+  }
+}
+
+void read_storage(uint64_t handle, uint64_t offset, void* destination, uint64_t bytes) {
+  Channel& channel = Channel::instance();
+  const uint64_t chunk = std::min<uint64_t>(channel.response_capacity(), uint64_t{1} << 20);
+  auto* p = static_cast<char*>(destination);
+  while (bytes != 0) {
+    const uint64_t n = std::min(bytes, chunk);
+    channel.call(
+        Message::Read, 3,
+        [&](uint64_t* body) {
+          body[0] = handle;
+          body[1] = offset;
+          body[2] = n;
+        },
+        [&](const char* data, size_t length) {
+          TORCH_CHECK(length == n, "ergosphere: the device proxy answered a read of ", n, " bytes with ", length);
+          std::memcpy(p, data, n);
+        });
+    p += n;
+    offset += n;
+    bytes -= n;
+  }
+}
+
+void register_copy_kernels(torch::Library& library) {
+  library.impl("copy_", copy_kernel);
+  library.impl("_to_copy", to_copy_kernel);
+  library.impl("_local_scalar_dense", local_scalar_kernel);
+  library.impl("record_stream", record_stream_kernel);
+}
+
+}  // namespace ergo::rank

@@ -1,0 +1,87 @@
+// Where torch chooses an implementation by device type, a device of kind "cpu" must choose as the CPU
+// does: the kernels of the CUDA branch do not exist there, and its bits are those of a native CPU run.
+#include <ATen/ops/_fused_sdp_choice_native.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/native/transformers/sdp_utils_cpp.h>
+
+#include <limits>
+#include <tuple>
+
+#include "kernels.hpp"
+
+namespace ergo::rank {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+bool defined(const OptionalTensor& t) { return t.has_value() && t->defined(); }
+
+OptionalTensor additive_mask(const OptionalTensor& mask, at::ScalarType dtype) {
+  if (!defined(mask) || mask->scalar_type() != at::kBool) return mask;
+  Tensor zeros = at::zeros_like(*mask, mask->options().dtype(dtype));
+  return zeros.masked_fill_(mask->logical_not(), -std::numeric_limits<double>::infinity());
+}
+
+int64_t sdp_choice_kernel(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
+                          double dropout, bool causal, std::optional<double> scale, bool gqa) {
+  return at::native::_fused_sdp_choice_cpp(query, key, value, mask, dropout, causal, scale, gqa);
+}
+
+// at::native::scaled_dot_product_attention with the branches that a CPU can take.
+Tensor sdpa_kernel(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
+                   double dropout, bool causal, std::optional<double> scale, bool gqa) {
+  const auto choice =
+      static_cast<sdp::SDPBackend>(sdp_choice_kernel(query, key, value, mask, dropout, causal, scale, gqa));
+  const OptionalTensor additive = additive_mask(mask, query.scalar_type());
+  if (choice == sdp::SDPBackend::flash_attention)
+    return std::get<0>(
+        at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout, causal, additive, scale));
+  return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, additive, dropout, causal, std::nullopt,
+                                                            scale, gqa));
+}
+
+Tensor sum_of(const Tensor& a, const Tensor& b, const OptionalTensor& c, const OptionalTensor& d) {
+  Tensor total = a + b;
+  if (defined(c)) total = total + *c;
+  if (defined(d)) total = total + *d;
+  return total;
+}
+
+std::tuple<Tensor, Tensor, Tensor> lstm_cell_kernel(const Tensor& input_gates, const Tensor& hidden_gates,
+                                                    const Tensor& cx, const OptionalTensor& input_bias,
+                                                    const OptionalTensor& hidden_bias) {
+  const auto gates = sum_of(input_gates, hidden_gates, input_bias, hidden_bias).chunk(4, 1);
+  const Tensor cy = gates[1].sigmoid() * cx + gates[0].sigmoid() * gates[2].tanh();
+  const Tensor hy = gates[3].sigmoid() * cy.tanh();
+  return {hy, cy, at::empty({0}, input_gates.options())};
+}
+
+std::tuple<Tensor, Tensor> gru_cell_kernel(const Tensor& input_gates, const Tensor& hidden_gates, const Tensor& hx,
+                                           const OptionalTensor& input_bias, const OptionalTensor& hidden_bias) {
+  const auto in = (defined(input_bias) ? input_gates + *input_bias : input_gates).chunk(3, 1);
+  const auto hidden = (defined(hidden_bias) ? hidden_gates + *hidden_bias : hidden_gates).chunk(3, 1);
+  const Tensor reset = (in[0] + hidden[0]).sigmoid();
+  const Tensor update = (in[1] + hidden[1]).sigmoid();
+  const Tensor candidate = (in[2] + reset * hidden[2]).tanh();
+  return {(hx - candidate) * update + candidate, at::empty({0}, input_gates.options())};
+}
+
+bool no_cudnn_ctc(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) { return false; }
+bool no_cudnn_ctc_tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t) { return false; }
+
+}  // namespace
+
+void register_cpu_device_kernels(torch::Library& library, torch::Library& autograd) {
+  // Composites are decided above autograd, so they are registered there too: their parts record gradients.
+  for (torch::Library* target : {&library, &autograd}) {
+    target->impl("scaled_dot_product_attention", sdpa_kernel);
+    target->impl("_thnn_fused_lstm_cell", lstm_cell_kernel);
+    target->impl("_thnn_fused_gru_cell", gru_cell_kernel);
+  }
+  library.impl("_fused_sdp_choice", sdp_choice_kernel);
+  library.impl("_use_cudnn_ctc_loss", no_cudnn_ctc);
+  library.impl("_use_cudnn_ctc_loss.Tensor", no_cudnn_ctc_tensor);
+}
+
+}  // namespace ergo::rank

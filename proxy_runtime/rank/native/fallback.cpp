@@ -1,0 +1,95 @@
+#include "fallback.hpp"
+
+#include <cstring>
+
+#include "channel.hpp"
+#include "encoder.hpp"
+#include "templates.hpp"
+
+namespace ergo::rank {
+namespace {
+
+uint64_t* put(uint64_t* at, const std::vector<uint64_t>& words) {
+  if (!words.empty()) std::memcpy(at, words.data(), 8 * words.size());
+  return at + words.size();
+}
+
+// Sends the call by template id, if its key is known. The results are pushed by the caller.
+const Template* execute_known(const OpInfo& info, uint64_t hash, const EncodedCall& call, uint64_t& base) {
+  Channel& channel = Channel::instance();
+  const size_t words = 4 + call.handles.size() + call.payload.size();
+  Channel::Transaction t(channel, words);
+  const Template* known = TemplateTable::instance().find(hash, info, call.key);
+  if (known == nullptr) return nullptr;
+  base = t.next_handle();
+  t.take_handles(known->outputs.new_bytes.size());
+  uint64_t* body = t.begin(Message::Exec, words);
+  body[0] = known->id;
+  body[1] = base;
+  body[2] = call.handles.size();
+  body[3] = call.payload.size();
+  put(put(body + 4, call.handles), call.payload);
+  t.commit();
+  ++channel.mutable_stats().executed;
+  return known;
+}
+
+// Sends the whole call and waits for its output specification. With `keep` the device and the rank
+// remember it under the next template id.
+OutputSpec define(const OpInfo& info, uint64_t hash, const EncodedCall& call, bool keep, uint64_t& base) {
+  Channel& channel = Channel::instance();
+  auto& table = TemplateTable::instance();
+  const size_t name_words = (info.name.size() + 7) / 8;
+  const size_t words = 6 + name_words + call.key.size() + call.handles.size() + call.payload.size();
+  GilRelease gil;
+  Channel::Transaction t(channel, words);
+  keep = keep && !table.full();
+  base = t.next_handle();
+  uint64_t* body = t.begin(Message::Define, words);
+  body[0] = keep ? table.next_id() : kNoTemplate;
+  body[1] = base;
+  body[2] = info.name.size();
+  body[3] = call.key.size();
+  body[4] = call.handles.size();
+  body[5] = call.payload.size();
+  uint64_t* at = body + 6;
+  std::memset(at, 0, 8 * name_words);
+  std::memcpy(at, info.name.data(), info.name.size());
+  put(put(put(at + name_words, call.key), call.handles), call.payload);
+  t.commit();
+  channel.wait_response();
+  OutputSpec spec = parse_output_spec(channel.response(), channel.response_length(), call.tensors.size());
+  t.take_handles(spec.new_bytes.size());
+  if (keep) {
+    auto made = std::make_unique<Template>(Template{table.next_id(), &info, call.key, spec});
+    table.insert(hash, std::move(made));
+    ++channel.mutable_stats().defined;
+  } else {
+    ++channel.mutable_stats().one_off;
+  }
+  return spec;
+}
+
+}  // namespace
+
+void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  Channel::instance().require();
+  const OpInfo& info = op_info(op);
+  // Kept per thread for its capacity. A call that encodes another one while it is being encoded (a CPU
+  // tensor that is not contiguous) only does so before this one is filled.
+  thread_local EncodedCall call;
+  encode_call(info, *stack, call);
+  const bool one_off = info.one_off || (info.one_off_with_mask && call.has_mask);
+  const uint64_t hash = one_off ? 0 : TemplateTable::hash(info, call.key);
+  uint64_t base = 0;
+  if (!one_off) {
+    if (const Template* known = execute_known(info, hash, call, base)) {
+      push_outputs(known->outputs, call, base, *stack, info.kinds.size());
+      return;
+    }
+  }
+  const OutputSpec spec = define(info, hash, call, !one_off, base);
+  push_outputs(spec, call, base, *stack, info.kinds.size());
+}
+
+}  // namespace ergo::rank

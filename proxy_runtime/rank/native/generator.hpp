@@ -1,0 +1,20 @@
+// Random generators of the device: their state lives in the proxy, the rank holds an id.
+#pragma once
+
+#include <ATen/core/Generator.h>
+
+#include <cstdint>
+#include <string>
+
+namespace ergo::rank {
+
+// The device's default generator, id 0.
+const at::Generator& default_generator();
+// A generator of its own, as torch.Generator(device="cuda") makes one.
+at::Generator new_generator();
+
+// The id of a generator argument. Throws for a generator that native CUDA code made: the device has no
+// state for it.
+uint64_t generator_id(const at::Generator& generator, const std::string& op);
+
+}  // namespace ergo::rank

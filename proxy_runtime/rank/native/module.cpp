@@ -1,0 +1,160 @@
+// The Python face of the interposer: ergo_rank._interposer.
+#include <dlfcn.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <atomic>
+#include <cstdio>
+
+#include "channel.hpp"
+#include "fault.hpp"
+#include "generator.hpp"
+#include "process_group.hpp"
+#include "registration.hpp"
+#include "storage.hpp"
+#include "templates.hpp"
+
+namespace py = pybind11;
+
+namespace ergo::rank {
+namespace {
+
+// cudaStreamSynchronize and its like call this through C code, where nothing may be thrown: the error
+// stays in the channel's header (or will be met again) and is raised by the next call that can.
+void synchronize_from_stub() {
+  Channel& channel = Channel::instance();
+  if (!channel.open()) return;
+  try {
+    channel.call(Message::Sync, 0, [](uint64_t*) {}, [](const char*, size_t) {}, /*raise_asynchronous=*/false);
+  } catch (const std::exception&) {
+  }
+}
+
+void connect_stubs() {
+  if (auto* set_sync = reinterpret_cast<void (*)(void (*)())>(dlsym(RTLD_DEFAULT, "ergo_stub_set_sync")))
+    set_sync(&synchronize_from_stub);
+  Channel::instance().set_refusals(
+      reinterpret_cast<unsigned long (*)()>(dlsym(RTLD_DEFAULT, "ergo_stub_refused_count")),
+      reinterpret_cast<const char* (*)()>(dlsym(RTLD_DEFAULT, "ergo_stub_last_refused")));
+}
+
+// Operators whose CUDA kernel is a Python function, as torch.library keeps them: "ns/op.overload/CUDA".
+std::unordered_set<std::string> python_kernels() {
+  std::unordered_set<std::string> names;
+  for (auto item : py::module_::import("torch.library").attr("_impls")) {
+    const auto entry = py::cast<std::string>(item);
+    const auto first = entry.find('/');
+    const auto last = entry.rfind('/');
+    if (first == last || entry.substr(last + 1) != "CUDA") continue;
+    names.insert(entry.substr(0, first) + "::" + entry.substr(first + 1, last - first - 1));
+  }
+  return names;
+}
+
+std::atomic<bool> sweep_scheduled{false};
+
+int sweep_now(void*) {
+  sweep_scheduled.store(false);
+  try {
+    sweep_operators(python_kernels());
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+  return 0;
+}
+
+// Within the dispatcher's lock: the interpreter sweeps as soon as the library has finished loading.
+void on_new_operators() {
+  if (Py_IsInitialized() && !sweep_scheduled.exchange(true) && Py_AddPendingCall(&sweep_now, nullptr) != 0)
+    sweep_scheduled.store(false);
+}
+
+void start(uintptr_t base, const std::string& kind) {
+  TORCH_CHECK(kind == "cpu" || kind == "cuda", "ergosphere: unknown kind of device: ", kind);
+  Channel& channel = Channel::instance();
+  channel.attach(reinterpret_cast<void*>(base));
+  channel.install_fork_handlers();
+  connect_stubs();
+  install_fault_handler();
+  c10::SetAllocator(kDeviceType, device_allocator(), 255);
+  register_operators(kind == "cpu" ? DeviceKind::Cpu : DeviceKind::Cuda);
+  register_unsupported_layouts();
+  watch_registrations(&on_new_operators);
+}
+
+py::bytes store_request(const py::bytes& request) {
+  const std::string bytes = request;
+  std::string reply;
+  Channel::instance().call(
+      Message::Store, 1 + (bytes.size() + 7) / 8,
+      [&](uint64_t* body) {
+        body[0] = bytes.size();
+        if (bytes.size() % 8 != 0) body[1 + bytes.size() / 8] = 0;
+        std::memcpy(body + 1, bytes.data(), bytes.size());
+      },
+      [&](const char* data, size_t n) { reply.assign(data, n); }, /*raise_asynchronous=*/false);
+  return reply;
+}
+
+py::bytes device_stats() {
+  std::string reply;
+  Channel::instance().call(
+      Message::Stats, 0, [](uint64_t*) {}, [&](const char* data, size_t n) { reply.assign(data, n); });
+  return reply;
+}
+
+py::dict channel_stats() {
+  const ChannelStats& s = Channel::instance().stats();
+  py::dict d;
+  d["messages"] = s.messages;
+  d["bytes"] = s.bytes;
+  d["executed"] = s.executed;
+  d["defined"] = s.defined;
+  d["one_off"] = s.one_off;
+  d["responses"] = s.responses;
+  d["waits_for_room"] = s.waits_for_room;
+  d["templates"] = TemplateTable::instance().size();
+  d["refused"] = Channel::instance().refused();
+  return d;
+}
+
+py::dict memory() {
+  const MemoryStats s = memory_stats();
+  py::dict d;
+  d["allocated"] = s.allocated;
+  d["peak"] = s.peak;
+  d["allocations"] = s.allocations;
+  d["releases"] = s.releases;
+  return d;
+}
+
+}  // namespace
+}  // namespace ergo::rank
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using namespace ergo::rank;
+  m.def("start", &start, "Adopts the channel mapped at `base` and registers the device.", py::arg("base"),
+        py::arg("kind"));
+  m.def("synchronize", [] { Channel::instance().synchronize(); });
+  m.def("step", [] { Channel::instance().step(); });
+  m.def("exit", [] { Channel::instance().exit(); });
+  m.def("is_open", [] { return Channel::instance().open(); });
+  m.def("is_forked", [] { return Channel::instance().forked(); });
+  m.def("require", [] { Channel::instance().require(); });
+  m.def("sweep", [] { return sweep_operators(python_kernels()); });
+  m.def("default_generator", [] { return default_generator(); });
+  m.def("new_generator", [] { return new_generator(); });
+  m.def("resize_storage", [](const at::Tensor& t, uint64_t bytes) {
+    resize_storage(*t.storage().unsafeGetStorageImpl(), bytes);
+  });
+  m.def("handle", [](const at::Tensor& t) { return handle_of(t); });
+  m.def("store_request", &store_request);
+  m.def("device_stats", &device_stats);
+  m.def("channel_stats", &channel_stats);
+  m.def("memory_stats", &memory);
+  m.def("reset_peak_memory", [] { reset_peak_memory(); });
+  m.def("make_process_group",
+        [](const std::string& name, uint64_t id, int rank, const std::vector<int64_t>& members) {
+          return make_process_group(name, id, rank, members);
+        });
+}

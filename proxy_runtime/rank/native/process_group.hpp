@@ -1,0 +1,17 @@
+// The c10d backend of a rank: every collective is one message on the ordered channel.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ergo::rank {
+
+// Announces the communicator to the proxy and returns its backend. `id` is the same at all members and
+// new for every group that a job ever makes; `members` are global ranks in group order.
+c10::intrusive_ptr<c10d::Backend> make_process_group(const std::string& name, uint64_t id, int rank,
+                                                     const std::vector<int64_t>& members);
+
+}  // namespace ergo::rank

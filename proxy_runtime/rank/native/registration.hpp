@@ -1,0 +1,26 @@
+// Which operators the device answers: every operator with a kernel for CPU or CUDA, and late comers.
+#pragma once
+
+#include <string>
+#include <unordered_set>
+
+namespace ergo::rank {
+
+enum class DeviceKind { Cpu, Cuda };
+
+// Registers the rank's own kernels, then sweeps. Called once.
+void register_operators(DeviceKind kind);
+
+// Registers the forwarding kernel for every operator that should have it and does not: a library that is
+// loaded later puts its CUDA kernels over ours. `python_kernels` names operators ("ns::op.overload") whose
+// CUDA kernel is a Python function: these run in the rank, on forwarded operators. Returns how many.
+size_t sweep_operators(const std::unordered_set<std::string>& python_kernels);
+
+// Calls `on_new_operators` from within the dispatcher (so it must only take note) whenever a library
+// defines an operator after this call.
+void watch_registrations(void (*on_new_operators)());
+
+// Raising kernels for layouts that the device proxy does not hold (sparse, quantized).
+size_t register_unsupported_layouts();
+
+}  // namespace ergo::rank

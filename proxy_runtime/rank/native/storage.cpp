@@ -1,0 +1,133 @@
+#include "storage.hpp"
+
+#include <atomic>
+
+#include "channel.hpp"
+
+namespace ergo::rank {
+namespace {
+
+// Addresses are handed out once and never reused; bits 56 and up make them non-canonical, so that any
+// dereference faults, while pointer arithmetic and comparisons behave.
+constexpr uint64_t kFirstAddress = uint64_t{1} << 56;
+constexpr uint64_t kBlock = 512;
+
+struct Context {
+  uint64_t handle;
+  uint64_t bytes;
+};
+
+struct Counters {
+  std::atomic<uint64_t> allocated{0}, peak{0}, allocations{0}, releases{0};
+  void add(uint64_t bytes) {
+    const uint64_t now = allocated.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    uint64_t peak_seen = peak.load(std::memory_order_relaxed);
+    while (now > peak_seen && !peak.compare_exchange_weak(peak_seen, now, std::memory_order_relaxed)) {
+    }
+    allocations.fetch_add(1, std::memory_order_relaxed);
+  }
+  void subtract(uint64_t bytes) {
+    allocated.fetch_sub(bytes, std::memory_order_relaxed);
+    releases.fetch_add(1, std::memory_order_relaxed);
+  }
+};
+Counters counters;
+
+uint64_t rounded(uint64_t bytes) { return (bytes + kBlock - 1) & ~(kBlock - 1); }
+
+void* new_address(uint64_t bytes) {
+  static std::atomic<uint64_t> next{kFirstAddress};
+  if (bytes == 0) return nullptr;
+  return reinterpret_cast<void*>(next.fetch_add(rounded(bytes), std::memory_order_relaxed));
+}
+
+void delete_storage(void* opaque) {
+  auto* context = static_cast<Context*>(opaque);
+  if (context == nullptr) return;
+  counters.subtract(rounded(context->bytes));
+  Channel::instance().release(context->handle);
+  delete context;
+}
+
+class DeviceAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    Channel& channel = Channel::instance();
+    channel.require();
+    uint64_t handle = 0;
+    {
+      Channel::Transaction t(channel, 2);
+      handle = t.next_handle();
+      t.take_handles(1);
+      uint64_t* body = t.begin(Message::Alloc, 2);
+      body[0] = handle;
+      body[1] = bytes;
+      t.commit();
+    }
+    return wrap_handle(handle, bytes);
+  }
+  void copy_data(void*, const void*, size_t) const override {
+    TORCH_CHECK(false, "ergosphere: device memory cannot be copied by address");
+  }
+};
+
+Context& context_of(const c10::StorageImpl& storage) {
+  const c10::DataPtr& pointer = storage.data_ptr();
+  TORCH_CHECK(pointer.get_deleter() == &delete_storage && pointer.get_context() != nullptr,
+              "ergosphere: a CUDA tensor whose memory was not allocated through torch's dispatcher cannot be used on "
+              "the device proxy (its address comes from native code in this process)");
+  return *static_cast<Context*>(pointer.get_context());
+}
+
+}  // namespace
+
+MemoryStats memory_stats() {
+  return {counters.allocated.load(), counters.peak.load(), counters.allocations.load(), counters.releases.load()};
+}
+
+void reset_peak_memory() { counters.peak.store(counters.allocated.load()); }
+
+c10::Allocator* device_allocator() {
+  static DeviceAllocator* allocator = new DeviceAllocator;
+  return allocator;
+}
+
+c10::DataPtr wrap_handle(uint64_t handle, uint64_t bytes) {
+  counters.add(rounded(bytes));
+  return {new_address(bytes), new Context{handle, bytes}, &delete_storage, device()};
+}
+
+c10::Storage make_storage(uint64_t handle, uint64_t bytes) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                            wrap_handle(handle, bytes), device_allocator(),
+                                                            /*resizable=*/true));
+}
+
+uint64_t handle_of(const c10::StorageImpl& storage) { return context_of(storage).handle; }
+
+uint64_t handle_of(const at::Tensor& tensor) {
+  return handle_of(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
+
+void adopt_size(c10::StorageImpl& storage, uint64_t bytes) {
+  Context& context = context_of(storage);
+  const uint64_t handle = context.handle;
+  auto old = storage.set_data_ptr(wrap_handle(handle, bytes));
+  // The handle lives on in the new pointer: only the bookkeeping of the old one goes.
+  counters.subtract(rounded(context.bytes));
+  delete static_cast<Context*>(old.release_context());
+  storage.set_nbytes(bytes);
+}
+
+void resize_storage(c10::StorageImpl& storage, uint64_t bytes) {
+  const uint64_t handle = handle_of(storage);
+  Channel& channel = Channel::instance();
+  channel.require();
+  channel.send(Message::Resize, 2, [&](uint64_t* body) {
+    body[0] = handle;
+    body[1] = bytes;
+  });
+  adopt_size(storage, bytes);
+}
+
+}  // namespace ergo::rank
