@@ -7,15 +7,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from proxy_runtime.checkpoint.errors import CheckpointError
+from proxy_runtime.checkpoint.files import PRIVATE_FILE
 from proxy_runtime.checkpoint.merkle import Hasher
-from proxy_runtime.checkpoint.pack import SUFFIX, Location, read_index
+from proxy_runtime.checkpoint.pack import SUFFIX, SUSPECT_SUFFIX, Location, read_index
 
 
 class ChunkIndex:
     """Chunks by id. Thread-safe.
 
     A pack whose index is damaged is left out and remembered: new checkpoints do not build on it, and a reader
-    that misses one of its chunks says what is wrong with it.
+    that misses one of its chunks says what is wrong with it. A pack in which a reader found a damaged chunk is a
+    suspect: it is still read, but new checkpoints store their chunks anew, which heals the old ones too.
     """
 
     def __init__(self, folder: Path, hasher: Hasher) -> None:
@@ -24,16 +26,20 @@ class ChunkIndex:
         self._lock = threading.Lock()
         self._chunks: dict[bytes, Location] = {}
         self._packs: set[str] = set()
+        self._suspects: set[str] = set()
         self.broken: dict[str, CheckpointError] = {}
 
     def refresh(self) -> None:
         """Takes in packs that came and forgets packs that went since the last call."""
         with self._lock:
             present = {path.stem for path in self._folder.glob("*" + SUFFIX)}
-            if self._packs - present:  # start over: a chunk of a pack that went may have a second home
-                self._chunks, self._packs = {}, set()
+            suspects = {path.stem for path in self._folder.glob("*" + SUSPECT_SUFFIX)}
+            if self._packs - present or suspects != self._suspects:
+                # Start over: a chunk may have a second home.
+                self._chunks, self._packs, self._suspects = {}, set(), suspects
             self.broken = {p: e for p, e in self.broken.items() if p in present}
-            for pack in sorted(present - self._packs - self.broken.keys()):
+            # Suspects first, so that a chunk that has a second home is found there.
+            for pack in sorted(present - self._packs - self.broken.keys(), key=lambda p: (p not in suspects, p)):
                 try:
                     self._chunks.update(read_index(self._folder / (pack + SUFFIX), self._hasher))
                     self._packs.add(pack)
@@ -43,6 +49,19 @@ class ChunkIndex:
     def get(self, chunk: bytes) -> Location | None:
         """Where a chunk lies, or None."""
         return self._chunks.get(chunk)
+
+    def reusable(self, chunk: bytes) -> Location | None:
+        """Where a chunk lies that a new checkpoint may build on, or None."""
+        at = self._chunks.get(chunk)
+        return None if at is None or at.pack in self._suspects else at
+
+    def suspect(self, pack: str) -> None:
+        """Remembers, for other processes too if the directory can be written, that a pack holds a damaged chunk."""
+        self._suspects.add(pack)
+        try:
+            self._folder.joinpath(pack + SUSPECT_SUFFIX).touch(mode=PRIVATE_FILE)
+        except OSError:
+            pass  # a read-only copy: nobody writes new checkpoints there either
 
     def add(self, pack: str, entries: Iterable[tuple[bytes, Location]]) -> None:
         """Takes in a pack that this process sealed."""

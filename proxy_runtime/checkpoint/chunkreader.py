@@ -121,6 +121,7 @@ class ChunkReader:
                 data = self._inflate(data, at)
             found = self.hasher.chunk(data)
             if found != want.chunk:
+                self.index.suspect(at.pack)
                 what = f"the chunk at offset {at.offset} of the pack {path}"
                 raise damaged(what, f"of hash {want.chunk.hex()[:16]}", found.hex()[:16], where=where)
             result.append(data)

@@ -194,7 +194,7 @@ class ChunkWriter:
             self._seals.append(self._sealer.submit(self._seal, full))
 
     def _claim(self, chunk: bytes) -> bool:
-        if (at := self._index.get(chunk)) is not None:
+        if (at := self._index.reusable(chunk)) is not None:
             self._used.add(at.pack)
             return False
         mine = object()

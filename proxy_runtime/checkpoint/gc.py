@@ -13,7 +13,7 @@ from proxy_runtime.checkpoint.chunkreader import ChunkReader
 from proxy_runtime.checkpoint.errors import CheckpointError
 from proxy_runtime.checkpoint.layout import Layout
 from proxy_runtime.checkpoint.merkle import CHUNK_REF, ZERO_ID
-from proxy_runtime.checkpoint.pack import TARGET_BYTES, Location, PackWriter
+from proxy_runtime.checkpoint.pack import SUSPECT_SUFFIX, TARGET_BYTES, Location, PackWriter
 from proxy_runtime.checkpoint.reader import CheckpointReader
 
 _REPACK_BELOW = 0.5
@@ -39,7 +39,7 @@ def collect(layout: Layout, keep: Collection[CheckpointId], last: int, deadline_
     """See :meth:`Store.gc`."""
     with locks.held(layout.lock, shared=False, deadline_s=deadline_s):
         kept, dropped = _choose(layout, keep, last)
-        for scratch in layout.writing.iterdir():
+        for scratch in layout.leftovers():
             layout.files.unlink(scratch)
         layout.index.refresh()
         live = _reachable(layout, kept)
@@ -62,6 +62,7 @@ def collect(layout: Layout, keep: Collection[CheckpointId], last: int, deadline_
             layout.files.sync_dir(folder)
         for pack in doomed:
             layout.files.unlink(layout.index.path(pack))
+            layout.files.unlink(layout.index.path(pack).with_suffix(SUSPECT_SUFFIX))
         layout.files.sync_dir(layout.packs)
         layout.index.refresh()
     return Collected(len(dropped), len(doomed), before - added)

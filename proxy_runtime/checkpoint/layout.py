@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
+from model.errors import ModelError
 from model.ids import CheckpointId, JobId, TenantId
 from model.manifest import HEAD_FORMAT, MANIFEST_FORMAT, MANIFEST_VERSION, Head, Manifest
 from proxy_runtime.checkpoint import documents
@@ -24,6 +26,8 @@ from proxy_runtime.checkpoint.chunkindex import ChunkIndex
 from proxy_runtime.checkpoint.errors import WRONG_KEY, CheckpointError, damaged
 from proxy_runtime.checkpoint.files import Files
 from proxy_runtime.checkpoint.merkle import Hasher
+
+_Id = TypeVar("_Id", JobId, CheckpointId)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +69,23 @@ class Layout:
         return self.job(job) / "manifests" / checkpoint
 
     def jobs(self) -> list[JobId]:
-        """Jobs that have a directory here, sorted."""
+        """Jobs that have a checkpoint here, sorted."""
         folder = self.base / "jobs"
-        return sorted(JobId(p.name) for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+        names = [_valid(JobId, p.name) for p in folder.iterdir()] if folder.is_dir() else []
+        return sorted(j for j in names if j is not None and ((self.job(j) / "HEAD").exists() or self.manifests(j)))
 
     def manifests(self, job: JobId) -> list[CheckpointId]:
         """Checkpoints of a job that have a manifest, committed or not, sorted."""
         folder = self.job(job) / "manifests"
         if not folder.is_dir():
             return []
-        return sorted(CheckpointId(p.name) for p in folder.iterdir() if not p.name.startswith("."))
+        names = [_valid(CheckpointId, p.name) for p in folder.iterdir()]
+        return sorted(c for c in names if c is not None)
+
+    def leftovers(self) -> list[Path]:
+        """Files that a crash left half-written, when nobody is writing."""
+        jobs = self.base / "jobs"
+        return [*self.writing.iterdir(), *jobs.glob("*/.*.*"), *jobs.glob("*/manifests/.*.*")]
 
     def read_head(self, job: JobId) -> Head | None:
         """A job's HEAD; None before its first commit.
@@ -118,6 +129,13 @@ class Layout:
         if root != manifest.root or root != checkpoint or manifest.job != job:
             raise damaged(f"the manifest {path}", f"of root {checkpoint}", root)
         return manifest
+
+
+def _valid(kind: type[_Id], name: str) -> _Id | None:
+    try:
+        return kind(name)
+    except ModelError:
+        return None  # a stranger's file
 
 
 def _first(error: ValidationError) -> str:

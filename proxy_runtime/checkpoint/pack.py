@@ -29,6 +29,8 @@ _HEADER = struct.Struct("<8sI52x")
 _ENTRY = struct.Struct("<32sQII")
 _TRAILER = struct.Struct("<QI32s8s")
 SUFFIX = ".pack"
+SUSPECT_SUFFIX = ".suspect"
+"""An empty file beside a pack in which a damaged chunk was found: new checkpoints must not build on it."""
 
 
 class Location(NamedTuple):

@@ -95,12 +95,12 @@ class CheckpointWriter:
 
     def put_chunk(self, data: bytes) -> bytes:
         """Stores one chunk as it is, for :meth:`add_entry`. Returns its id."""
-        with self._guard(self._layout.root):
+        with self._guard("a chunk"):
             return self._chunks.put_chunk(data)
 
     def add_entry(self, part: Part, entry: TreeEntry, refs: Sequence[tuple[bytes, int]]) -> None:
         """Adds an entry of another checkpoint, whose chunks were given to :meth:`put_chunk`."""
-        with self._guard(self._layout.root):
+        with self._guard(entry.path):
             packed = pack_refs(refs)
             digest = self._layout.hasher.file(entry.size, packed) if entry.kind == "file" else None
             update = {"digest": digest, "chunks": base64.b64encode(packed).decode()}
@@ -115,7 +115,7 @@ class CheckpointWriter:
         """
         if self._failed or self._closed:
             raise CheckpointError("This checkpoint failed or was ended before and cannot be committed.")
-        with self._guard(self._layout.root):
+        with self._guard("HEAD and manifest"):
             refs = {part: self._put_tree(tree) for part, tree in self._trees.items()}
             packs = self._chunks.finish()
             with locks.held(self._layout.job(self._job) / "lock", shared=False):
@@ -158,7 +158,7 @@ class CheckpointWriter:
             self._failed = True
             if isinstance(error, OSError):
                 # The file is what was asked for; what is full is the store.
-                needed = _size(subject)
+                needed = _size(subject) or self._chunks.stored_bytes
                 path = error.filename or self._layout.root
                 raise from_os_error(error, f"write the checkpoint ({subject})", path=path, needed=needed) from error
             if isinstance(error, ValidationError | ValueError):
@@ -236,7 +236,8 @@ def check_epoch(layout: Layout, job: JobId, epoch: Epoch) -> Head | None:
 
 
 def _size(subject: str | Path) -> int:
+    """Bytes of a file or directory that was to be stored; 0 where it is none."""
     try:
-        return os.stat(subject).st_size
-    except OSError:
+        return volume.capture(subject).bytes if isinstance(subject, Path) else 0
+    except CheckpointError:
         return 0

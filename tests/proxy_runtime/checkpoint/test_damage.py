@@ -177,6 +177,25 @@ def test_new_checkpoints_do_not_build_on_a_damaged_index(
     assert Store.open(path).read().read_file(Part.device(0), "storages") == CONTENT
 
 
+def test_a_new_checkpoint_does_not_build_on_a_damaged_chunk(
+    path: Path, tmp_path: Path, make_header: Callable[..., ManifestHeader]
+) -> None:
+    file = victim(path, "packs/*.pack")
+    data = bytearray(file.read_bytes())
+    data[100] ^= 1
+    file.write_bytes(data)
+    refused(path, tmp_path / "out")
+    store = Store.open(path)
+    with store.begin("job", 3) as writer:
+        writer.add_bytes(Part.device(0), "storages", CONTENT)
+        writer.commit(make_header(step=9))
+    assert store.read().read_file(Part.device(0), "storages") == CONTENT
+    first = Store.open(path).list("job")[-1].id
+    assert Store.open(path).read(first).read_file(Part.device(0), "storages") == CONTENT, "the old one is healed"
+    store.gc(last=2)
+    assert Store.open(path).read(first).verify()
+
+
 def test_a_damaged_head_does_not_unfence(path: Path) -> None:
     file = victim(path, "HEAD")
     file.write_bytes(file.read_bytes()[:-5])

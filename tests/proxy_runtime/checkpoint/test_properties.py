@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from collections.abc import Callable
@@ -54,7 +55,7 @@ def test_pages_put_in_front_change_only_the_first_chunks(numbers: list[int], fro
     fresh = [c for c in second if c not in set(first)]
     # Up to the first boundary that content makes; without one within 64 pages the limit makes others.
     natural = [i for i, n in enumerate(numbers) if _ends(page(n))]
-    if natural and natural[0] < 50 and all(b - a < 60 for a, b in zip(natural, natural[1:], strict=False)):
+    if natural and natural[0] < 50 and all(b - a < 60 for a, b in itertools.pairwise(natural)):
         assert sum(map(len, fresh)) <= (natural[0] + 1 + len(front)) * PAGE
 
 

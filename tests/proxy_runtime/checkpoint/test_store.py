@@ -205,9 +205,8 @@ def test_abort_leaves_nothing_visible(store: Store, make_header: Header) -> None
 
 
 def test_gc_keeps_what_is_reachable_and_frees_the_rest(store: Store, make_header: Header) -> None:
-    shared, ids = noise(1 << 20), []
-    for step in range(4):
-        ids.append(save(store, make_header(step=step), shared + noise(2 << 20, step + 1)))
+    shared = noise(1 << 20)
+    ids = [save(store, make_header(step=step), shared + noise(2 << 20, step + 1)) for step in range(4)]
     save(store, make_header(), noise(1 << 20, 99), job="other")
     with store.begin("job", 1) as writer:
         writer.add_bytes(Part.device(0), "f", noise(1 << 20, 50))

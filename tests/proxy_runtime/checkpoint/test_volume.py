@@ -188,7 +188,7 @@ def test_merging_back_shows_what_the_overlay_showed(overlay: Overlay, tmp_path: 
                 assert found[name][4] == what[4], name
     assert overlay.lower.joinpath("hard").stat().st_ino == overlay.lower.joinpath("keep/b").stat().st_ino
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    assert not [p for p in overlay.lower.rglob(".ergo-*")]
+    assert not list(overlay.lower.rglob(".ergo-*"))
 
 
 def test_a_job_goes_on_over_a_restored_upper_directory(
