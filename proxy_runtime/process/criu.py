@@ -81,7 +81,7 @@ def dump(
         link_remap: take along files that are open, linked elsewhere, but deleted under their own name.
 
     Raises:
-        CriuError: `criu.deadline`, `criu.died`, or the cause from CRIU's log. The tree runs on.
+        CriuError: `criu.deadline`, `criu.died`, `criu.images-hidden`, or the cause from CRIU's log. The tree runs on.
     """
     started = time.perf_counter()
     _private(directory)
@@ -99,6 +99,7 @@ def dump(
             if on_frozen is not None:
                 on_frozen()
 
+    _require_visible(container, directory)
     limit = time.monotonic() + deadline_s
     try:
         _dump_once(criu, container, request, directory, at_stage, limit)
@@ -167,6 +168,7 @@ def _restore_into(
     limit: float,
 ) -> None:
     doing = f"the processes in {directory} could not be restored"
+    _require_visible(container, directory)
     try:
         shm.load(container, directory)
     except (OSError, tarfile.TarError) as error:
@@ -232,6 +234,21 @@ def _call(
         raise CriuError(f"{doing}: {error}.", code="criu.died", remedy="Run `ergo doctor`.") from error
     if not response.success:
         raise explain(error_lines(log), doing)
+
+
+def _require_visible(container: Container, directory: Path) -> None:
+    """CRIU runs inside: the directory's path must lead to the same directory there."""
+    inside = Path(f"/proc/{container.init_pid}/root{directory.resolve()}")
+    try:
+        if os.path.samestat(inside.stat(), directory.stat()):
+            return
+    except OSError:
+        pass
+    raise CriuError(
+        f"the images' directory {directory} is another one, or missing, inside the container.",
+        code="criu.images-hidden",
+        remedy="Choose one outside of the job's directory, /dev/shm and what is mounted later.",
+    )
 
 
 def _require_released(container: Container, stopped_before: set[int]) -> None:

@@ -41,7 +41,7 @@ class Criu:
 
 def home() -> Path:
     """`$ERGO_HOME`, by default ~/.local/state/ergosphere."""
-    return Path(os.environ.get("ERGO_HOME") or "~/.local/state/ergosphere").expanduser()
+    return Path(os.environ.get("ERGO_HOME") or "~/.local/state/ergosphere").expanduser().absolute()
 
 
 def probe(path: Path, prefix: Path | None = None) -> Criu | None:

@@ -56,7 +56,7 @@ _RULES: Final = (
           "Make it available under the same path."),
     _rule(r"anon_inode:\[io_uring\]", "io-uring", "a process uses io_uring, which CRIU cannot checkpoint.",
           "For torch's TCPStore pass use_libuv=False."),
-    _rule(r"External socket is used|half of stream unix connection|unixsk: .*peer", "unix-connection",
+    _rule(r"External socket is used|half of stream unix connection|unix: Dangling connection", "unix-connection",
           "a process holds a UNIX socket connected to a process outside of the job.", _CLOSE),
     _rule(r"Connected TCP socket", "tcp-connection", "a process holds an open TCP connection.", _CLOSE),
     _rule(r"Can't dump ghost file (?P<file>\S+)", "ghost-file",

@@ -44,14 +44,14 @@ def find(progress: Progress = lambda _: None, *, install: bool = True) -> Criu:
     """
     forced = os.environ.get("ERGO_CRIU")
     if forced:
-        criu = probe(Path(forced))
+        criu = probe(Path(forced).absolute())
         if criu is None:
             raise CriuError(f"ERGO_CRIU={forced} is not a working criu.", code="criu.not-found",
                             remedy="Correct or unset it.")  # fmt: skip
         require_recent(criu)
         return criu
     own = shutil.which("criu", path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin")
-    for path, prefix in ((Path(own) if own else None, None), (home() / "criu" / "criu", home() / "criu")):
+    for path, prefix in ((Path(own).absolute() if own else None, None), (home() / "criu" / "criu", home() / "criu")):
         criu = probe(path, prefix) if path else None
         if criu is not None and criu.version >= needed_version():
             return criu

@@ -77,7 +77,7 @@ def hold_volume(init_binary: Path | str, overlay: Overlay, *, deadline_s: float 
 class _Supervised:
     """A running init and the socket to it. Thread-safe; `fileno` is readable when there is news."""
 
-    def __init__(self, first_stage: subprocess.Popen[bytes], status: socket.socket, init_binary: Path | str) -> None:
+    def __init__(self, first_stage: subprocess.Popen[bytes], status: socket.socket, init_binary: Path) -> None:
         self.init_binary = init_binary
         self.init_pid = 0
         self._first_stage = first_stage
@@ -197,7 +197,7 @@ class Container(_Supervised):
     """
 
     def __init__(
-        self, first_stage: subprocess.Popen[bytes], status: socket.socket, init_binary: Path | str, network: Network
+        self, first_stage: subprocess.Popen[bytes], status: socket.socket, init_binary: Path, network: Network
     ) -> None:
         super().__init__(first_stage, status, init_binary)
         self.network: Network = network
@@ -323,11 +323,11 @@ def _overlay_options(overlay: Overlay) -> list[str]:
 
 def _start_init(
     init_binary: Path | str, options: list[str], env: Mapping[str, str], keep: tuple[int, ...]
-) -> tuple[subprocess.Popen[bytes], socket.socket, Path | str]:
+) -> tuple[subprocess.Popen[bytes], socket.socket, Path]:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with theirs:
-        common = [str(init_binary), "--status-fd", str(theirs.fileno()), "--parent", str(os.getpid())]
+        common = [str(Path(init_binary).absolute()), "--status-fd", str(theirs.fileno()), "--parent", str(os.getpid())]
         try:
             process = spawn(Start([*common, *options], env, (theirs.fileno(), *keep)))
         except OSError as error:
@@ -337,7 +337,7 @@ def _start_init(
                 code="container.no-init",
                 remedy="Remove the build directory; it is made anew.",
             ) from error
-    return process, ours, init_binary
+    return process, ours, Path(init_binary).absolute()
 
 
 _S = TypeVar("_S", bound=_Supervised)

@@ -45,7 +45,8 @@ def test_a_rank_sees_only_its_container(lab, tmp_path):
     assert (seen["pid"], seen["ppid"], seen["session"]) == (1000, 999, 999)
     assert seen["pids"] == [1, 999, 1000]
     assert seen["cwd"] == str(tmp_path)
-    assert seen["env"]["COLOUR"] == "blue" and "HOME" not in seen["env"]
+    assert seen["env"]["COLOUR"] == "blue"
+    assert "HOME" not in seen["env"]
     assert seen["shm"] == []
     assert seen["interfaces"] == ["lo"]
     assert int(seen["personality"], 16) & 0x0040000
@@ -88,7 +89,8 @@ def test_how_a_rank_ends(lab, script, status):
 def test_signals_reach_the_rank_and_the_status_can_be_selected(lab):
     container = lab.launch(lab.spec("count"))
     lab.wait_lines(1)
-    assert container.poll() is None and container.wait(0.01) is None
+    assert container.poll() is None
+    assert container.wait(0.01) is None
     with selectors.DefaultSelector() as selector:
         selector.register(container, selectors.EVENT_READ)
         assert selector.select(0) == []
@@ -110,7 +112,9 @@ def test_kill_ends_the_whole_family(lab):
     container = lab.launch(lab.spec("family"))
     lab.wait_lines(1)
     family = container.processes()
-    assert len(family) == 3 and container.rank_pid in family and container.init_pid not in family
+    assert len(family) == 3
+    assert container.rank_pid in family
+    assert container.init_pid not in family
     container.kill()
     assert not any(os.path.exists(f"/proc/{pid}") for pid in [container.init_pid, *family])
     assert container.poll() == ExitStatus(137, signal.SIGKILL, lost=True)
@@ -245,8 +249,10 @@ def test_an_overlay_at_the_jobs_own_path(lab, tmp_path, name):
     )  # fmt: skip
     assert container.wait(30) == ExitStatus(0), lab.lines()
     assert lab.lines() == ["original"]
-    assert (job / "input").read_text() == "original" and not (job / "output").exists()
-    assert (overlay.upper / "input").read_text() == "changed\n" and (overlay.upper / "output").exists()
+    assert (job / "input").read_text() == "original"
+    assert not (job / "output").exists()
+    assert (overlay.upper / "input").read_text() == "changed\n"
+    assert (overlay.upper / "output").exists()
 
 
 def test_containers_share_a_held_volume(lab, tmp_path, init_binary):

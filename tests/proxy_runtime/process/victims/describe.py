@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 descriptors = {}
 for name in os.listdir("/proc/self/fd"):
@@ -20,8 +21,8 @@ print(
             "descriptors": descriptors,
             "shm": os.listdir("/dev/shm"),
             "pids": [int(name) for name in os.listdir("/proc") if name.isdigit()],
-            "personality": open("/proc/self/personality").read().strip(),
-            "interfaces": [line.split(":")[0].strip() for line in open("/proc/net/dev").readlines()[2:]],
+            "personality": Path("/proc/self/personality").read_text().strip(),
+            "interfaces": [line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:]],
         }
     )
 )

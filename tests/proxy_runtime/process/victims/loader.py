@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 class Noise(Dataset):
     def __len__(self) -> int:
-        return 64
+        return 80
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.rand(int(sys.argv[3]), generator=torch.Generator().manual_seed(index)) + torch.rand(1)
@@ -28,10 +28,10 @@ def main() -> None:
         multiprocessing_context=sys.argv[1],
         persistent_workers=sys.argv[2] == "1",
     )
-    for epoch in range(6):
+    for epoch in range(3):
         for batch in loader:
             print(epoch, batch.double().sum().item())
-            time.sleep(0.01)
+            time.sleep(0.02)
     print("done")
 
 
