@@ -26,6 +26,8 @@ from proxy_runtime.rank.stubs.wheel import DRIVER_SONAME, Library, StubError, Wh
 
 _HERE = Path(__file__).parent
 _BODIES = _HERE / "bodies"
+# Stand-ins for headers of the NVIDIA compiler that the runtime's headers include.
+HEADERS = _HERE / "include"
 _NOT_SUPPORTED = 801  # cudaErrorNotSupported and CUDA_ERROR_NOT_SUPPORTED
 _CUPTI_NOT_SUPPORTED = 27
 _ABORT = ("-DERGO_ABORT",)
@@ -40,7 +42,7 @@ _LINKER_NAMES = frozenset({"_init", "_fini", "_end", "_edata", "__bss_start"})
 _SYSTEM_LIBRARIES = ("libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1")
 # Variants of a function for the per-thread default stream; here they do the same.
 _STREAM_VARIANTS = ("_ptsz", "_ptds")
-_COMPILE = ("-std=gnu11", "-Os", "-g0", "-fPIC", "-Wall", "-Wextra", "-Werror")
+_COMPILE = ("-std=gnu11", "-Os", "-g0", "-fPIC", "-Wall", "-Wextra")
 _LINK = (
     "-shared",
     "-nostartfiles",
@@ -99,7 +101,12 @@ def generate(
         # The runtime first: the driver's stub finds it among the loaded libraries.
         libraries.sort(key=lambda lib: (lib.stem != _OWN_LIBRARY, lib.soname != DRIVER_SONAME, lib.soname))
         with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(maker.make, libraries))
+            stubs = list(pool.map(maker.make, libraries))
+    # Triton links its driver module against a file of this name; loaded, it is the stub by its soname.
+    link = out / "link"
+    link.mkdir(exist_ok=True)
+    (link / DRIVER_SONAME).symlink_to(f"../{file_name(DRIVER_SONAME)}")
+    return stubs
 
 
 def file_name(soname: str) -> str:
@@ -156,10 +163,8 @@ class _Maker:
         (folder / "stubs.s").write_text(_assembly(functions, data, bodies))
         (folder / "exports.map").write_text(_version_script(library, exports))
         target = self._out / file_name(library.soname)
-        self._run(
-            [*_LINK, f"-Wl,-soname,{library.soname}", f"-Wl,--version-script={folder / 'exports.map'}", "-o", target]
-            + [folder / "stubs.s", *objects, "-ldl"]
-        )
+        names_of_file = (f"-Wl,-soname,{library.soname}", f"-Wl,--version-script={folder / 'exports.map'}")
+        self._run([*_LINK, *names_of_file, "-o", target, folder / "stubs.s", *objects, "-ldl"])
         return Stub(library.soname, target, len(functions), len(names & bodies), len(data))
 
     def _is_ours(self, symbol: elf.Symbol, library: Library) -> bool:
@@ -203,7 +208,7 @@ class _Maker:
 
     def _includes(self) -> list[str]:
         # Ours last: it stands in only for headers that the wheel does not have.
-        return [f"-I{p}" for p in (*self._wheel.includes, _BODIES, _HERE / "include")]
+        return [f"-I{p}" for p in (*self._wheel.includes, _BODIES, HEADERS)]
 
     def _run(self, arguments: Iterable[str | Path]) -> subprocess.CompletedProcess[str]:
         command = [self._compiler, *map(str, arguments)]
@@ -270,7 +275,8 @@ def _system_names(compiler: str) -> frozenset[str]:
     names: set[str] = set()
     for library in _SYSTEM_LIBRARIES:
         try:
-            found = subprocess.run([compiler, f"-print-file-name={library}"], capture_output=True, text=True, check=True)
+            command = [compiler, f"-print-file-name={library}"]
+            found = subprocess.run(command, capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError):
             raise StubError(
                 f"The compiler {compiler} is not installed or does not work.",

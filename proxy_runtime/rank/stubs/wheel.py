@@ -66,9 +66,11 @@ class Wheel:
         """Whether torch was built without CUDA: there is nothing to stub."""
         return not self.cudart
 
-    def fingerprint(self) -> str:
-        """One line per library that changes when a library is replaced; for build keys."""
-        return "\n".join(f"{lib.soname} {lib.path.stat().st_size}" for lib in self.libraries)
+
+def fingerprint(search: Iterable[Path]) -> str:
+    """Text that changes when an NVIDIA library below the folders of `search` is replaced; cheap, for build keys."""
+    paths = sorted(p for root in search for p in root.glob("nvidia/*/lib/lib*.so*"))
+    return "\n".join(f"{p.name} {p.stat().st_size}" for p in paths)
 
 
 def inspect(torch: Path, search: Iterable[Path]) -> Wheel:
