@@ -34,17 +34,19 @@ class ChunkIndex:
         with self._lock:
             present = {path.stem for path in self._folder.glob("*" + SUFFIX)}
             suspects = {path.stem for path in self._folder.glob("*" + SUSPECT_SUFFIX)}
-            if self._packs - present or suspects != self._suspects:
-                # Start over: a chunk may have a second home.
-                self._chunks, self._packs, self._suspects = {}, set(), suspects
-            self.broken = {p: e for p, e in self.broken.items() if p in present}
+            chunks, packs = self._chunks, self._packs
+            if packs - present or suspects != self._suspects:
+                # Start over: a chunk may have a second home. Aside, as others are reading what is there.
+                chunks, packs = {}, set()
+            broken = {p: e for p, e in self.broken.items() if p in present}
             # Suspects first, so that a chunk that has a second home is found there.
-            for pack in sorted(present - self._packs - self.broken.keys(), key=lambda p: (p not in suspects, p)):
+            for pack in sorted(present - packs - broken.keys(), key=lambda p: (p not in suspects, p)):
                 try:
-                    self._chunks.update(read_index(self._folder / (pack + SUFFIX), self._hasher))
-                    self._packs.add(pack)
+                    chunks.update(read_index(self.path(pack), self._hasher))
+                    packs.add(pack)
                 except CheckpointError as error:
-                    self.broken[pack] = error
+                    broken[pack] = error
+            self._chunks, self._packs, self._suspects, self.broken = chunks, packs, suspects, broken
 
     def get(self, chunk: bytes) -> Location | None:
         """Where a chunk lies, or None."""

@@ -6,7 +6,11 @@ import errno
 import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -207,3 +211,71 @@ def test_an_error_at_any_write_is_one_sentence(number: int, base: Path, tmp_path
         assert content(path) == NEW
         shutil.rmtree(path)
         limit += 1
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths!r}
+from tests_header import header
+from proxy_runtime.checkpoint import Part, Store
+store = Store.open(Path({store!r}))
+data = Path({data!r}).read_bytes()
+step = 0
+while True:
+    step += 1
+    with store.begin({job!r}, 1) as writer:
+        writer.add_bytes(Part.device(0), "storages", step.to_bytes(8, "little") * 512 + data)
+        writer.commit(header(step))
+    print(step, flush=True)
+"""
+
+
+def test_killed_writers_leave_what_they_committed(tmp_path: Path, make_header: Header) -> None:
+    """Two real processes write to one store and are killed, three times, somewhere after their first commits."""
+    (tmp_path / "tests_header.py").write_text(
+        "from model.manifest import ManifestHeader\n"
+        f"TEXT = {make_header().model_dump_json()!r}\n"
+        "def header(step):\n"
+        "    return ManifestHeader.model_validate_json(TEXT).model_copy(update={'created_at_ns': step})\n"
+    )
+    (tmp_path / "data").write_bytes(NEW * 4)
+    path = tmp_path / "store"
+    Store.open(path)
+    paths = [str(tmp_path), str(Path(__file__).parents[3])]
+    for turn in range(3):
+        writers = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    WRITER.format(paths=paths, store=str(path), data=str(tmp_path / "data"), job=job),
+                ],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for job in ("a", "b")
+        ]
+        last = {}
+        for writer, job in zip(writers, ("a", "b"), strict=True):
+            assert writer.stdout is not None
+            last[job] = int(writer.stdout.readline())
+        deadline = time.monotonic() + turn * 0.023  # another moment of a commit each time
+        while time.monotonic() < deadline:
+            pass
+        for writer, job in zip(writers, ("a", "b"), strict=True):
+            writer.send_signal(signal.SIGKILL)
+            assert writer.stdout is not None
+            rest = writer.stdout.read().split()
+            last[job] = int(rest[-1]) if rest else last[job]
+            writer.wait()
+        store = Store.open(path)
+        for job in ("a", "b"):
+            reader = store.read(job=job)
+            reader.verify()
+            # The commit may have happened before its line could be printed.
+            assert reader.manifest.header.created_at_ns in (last[job], last[job] + 1)
+            step = reader.manifest.header.created_at_ns
+            expected = step.to_bytes(8, "little") * 512 + NEW * 4
+            assert reader.read_file(Part.device(0), "storages") == expected
+        store.gc(deadline_s=5)
