@@ -103,10 +103,13 @@ Fabric::Fabric(int self) : self_(self), doorbell_(std::make_unique<std::atomic<u
 // The watcher first: it must not see descriptors that are closed and used again.
 Fabric::~Fabric() { watcher_.reset(); }
 
-void Fabric::add(int peer, std::unique_ptr<Stream> stream) {
+void Fabric::require_new(int peer) const {
   if (peer == self_ || peer < 0 || peers_.count(peer))
     throw FabricError("fabric_peer", peer,
                       name(self_) + ": cannot add " + name(peer) + " as a peer: it is this proxy or known already");
+}
+
+void Fabric::add(int peer, std::unique_ptr<Stream> stream) {
   auto entry = std::make_unique<Peer>();
   entry->index = peer;
   entry->stream = std::move(stream);
@@ -114,20 +117,23 @@ void Fabric::add(int peer, std::unique_ptr<Stream> stream) {
 }
 
 void Fabric::add_shm_peer(int peer, int fd, bool first_half) {
+  require_new(peer);  // first: attaching marks the segment
   add(peer, std::make_unique<ShmStream>(self_, peer, fd, first_half));
 }
 
 void Fabric::add_tcp_peer(int peer, int connected_fd) {
   UniqueFd fd(connected_fd);
+  require_new(peer);
   int on = 1;
   setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   fcntl(fd.get(), F_SETFL, fcntl(fd.get(), F_GETFL) | O_NONBLOCK);
   if (!watcher_) watcher_ = std::make_unique<Watcher>(*this);
-  add(peer, std::make_unique<TcpStream>(std::move(fd)));
   watcher_->watch(connected_fd);
+  add(peer, std::make_unique<TcpStream>(std::move(fd)));
 }
 
 void Fabric::add_memory_peer(int peer, std::shared_ptr<MemoryLink> link, int side) {
+  require_new(peer);
   add(peer, std::make_unique<MemoryStream>(std::move(link), side));
 }
 

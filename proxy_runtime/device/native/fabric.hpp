@@ -168,6 +168,7 @@ class Fabric {
  private:
   struct Peer;
   class Watcher;
+  void require_new(int peer) const;
   void add(int peer, std::unique_ptr<Stream> stream);
   bool pump_out(Peer& peer);
   bool pump_in(Peer& peer, const Handler& handler);

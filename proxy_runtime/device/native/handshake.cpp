@@ -138,13 +138,15 @@ class Rendezvous {
     if (rc != 0 && errno != EINPROGRESS) again(attempt, error_text(errno));
   }
 
-  void again(Attempt& attempt, const std::string& why) {
+  void again(Attempt& attempt, const std::string& why, bool handshake = false) {
     attempt.fd.reset();
     if (!attempt.spec) {
       attempt.done = true;  // a stranger, dropped without a word
       return;
     }
-    why_[attempt.spec->peer] = why;
+    // A refusal says more than what retrying found afterwards (a listener that has given up).
+    auto& known = why_[attempt.spec->peer];
+    if (known.empty() || handshake) known = why;
     attempt.retry_at = Clock::now() + kRetry;
   }
 
@@ -180,7 +182,8 @@ class Rendezvous {
     ssize_t n = recv(attempt.fd.get(), into.data(), into.size(), 0);
     if (n < 0 && errno == EAGAIN) return;
     if (n <= 0)
-      return again(attempt, n == 0 ? "it refused the handshake (its token or index differs)" : error_text(errno));
+      return again(attempt, n == 0 ? "it refused the handshake (its token or index differs)" : error_text(errno),
+                   n == 0);
     attempt.got += static_cast<size_t>(n);
     if (attempt.got == sizeof(Hello)) judge(attempt);
   }
@@ -188,9 +191,9 @@ class Rendezvous {
   void judge(Attempt& attempt) {
     const Hello& hello = attempt.incoming;
     bool known = hello.magic == kHelloMagic && same_token(hello, mine_);
-    if (!known) return again(attempt, "it answered with another token");
+    if (!known) return again(attempt, "it answered with another token", true);
     if (hello.to != self_ || !expected(attempt, hello.from))
-      return again(attempt, "it is proxy " + std::to_string(hello.from));
+      return again(attempt, "it is proxy " + std::to_string(hello.from), true);
     if (attempt.spec) {
       check_version(hello);
       return succeed(attempt, hello.from);
