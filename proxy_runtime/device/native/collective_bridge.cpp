@@ -1,0 +1,276 @@
+#include "collective_bridge.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+
+#include "failure.hpp"
+
+namespace ergo::device {
+namespace {
+
+constexpr uint64_t kMaxTensors = 1 << 20;
+
+bool in_place(CollectiveKind kind) {
+  return kind == CollectiveKind::AllReduce || kind == CollectiveKind::Broadcast || kind == CollectiveKind::Reduce;
+}
+
+TensorRef parse_ref(WordReader& body) {
+  uint64_t header = body.word();
+  if (static_cast<Tag>(header & 0xff) != Tag::Tensor) throw ProtocolError("a collective on something that is no tensor");
+  TensorRef ref;
+  ref.meta = parse_tensor(header, body, true);
+  ref.handle = body.word();
+  return ref;
+}
+
+at::Tensor on_host(const void* data, const at::Tensor& like) {
+  return at::from_blob(const_cast<void*>(data), like.sizes(), at::TensorOptions().dtype(like.scalar_type()));
+}
+
+// The pieces of one tensor's elements, in order; a piece is a view where the tensor is contiguous.
+std::vector<at::Tensor> split(const at::Tensor& contiguous, const std::vector<int64_t>& pieces) {
+  at::Tensor flat = contiguous.view({-1});
+  std::vector<at::Tensor> result;
+  int64_t at = 0;
+  for (int64_t n : pieces) {
+    TORCH_CHECK_VALUE(n >= 0 && n <= flat.numel() - at, "the split sizes of a collective exceed its tensor");
+    result.push_back(flat.narrow(0, at, n));
+    at += n;
+  }
+  TORCH_CHECK_VALUE(at == flat.numel(), "the split sizes of a collective do not add up to its tensor");
+  return result;
+}
+
+std::vector<int64_t> piece_sizes(const CollectiveCall& call, const at::Tensor& whole, size_t members, bool output) {
+  if (call.kind == CollectiveKind::AllToAll && !call.extra.empty()) {
+    TORCH_CHECK_VALUE(call.extra.size() == 2 * members, "an all-to-all needs a split size per member and direction");
+    auto from = call.extra.begin() + static_cast<ptrdiff_t>(output ? members : 0);
+    return {from, from + static_cast<ptrdiff_t>(members)};
+  }
+  TORCH_CHECK_VALUE(whole.numel() % static_cast<int64_t>(members) == 0, "a tensor of ", whole.numel(),
+                    " elements cannot be split among ", members, " ranks");
+  return std::vector<int64_t>(members, whole.numel() / static_cast<int64_t>(members));
+}
+
+// Whether a member has anything to say; of these kinds only the source has.
+bool contributes(const CollectiveCall& call, uint32_t own) {
+  if (call.kind == CollectiveKind::Broadcast || call.kind == CollectiveKind::Scatter) return own == call.root;
+  return call.kind != CollectiveKind::Recv && call.kind != CollectiveKind::Barrier;
+}
+
+std::vector<Segment> segments_of(const std::vector<at::Tensor>& pieces) {
+  std::vector<Segment> segments;
+  for (const at::Tensor& piece : pieces)
+    segments.push_back({static_cast<uint8_t>(piece.scalar_type()), static_cast<uint8_t>(piece.element_size()),
+                        static_cast<uint64_t>(piece.nbytes())});
+  return segments;
+}
+
+bool splits_input(CollectiveKind kind) {
+  return kind == CollectiveKind::ReduceScatter || kind == CollectiveKind::Scatter || kind == CollectiveKind::AllToAll;
+}
+bool splits_output(CollectiveKind kind) {
+  return kind == CollectiveKind::AllGather || kind == CollectiveKind::Gather || kind == CollectiveKind::AllToAll;
+}
+
+std::vector<at::Tensor> input_pieces(const CollectiveCall& call, const std::vector<at::Tensor>& inputs, size_t members) {
+  if (!splits_input(call.kind) || inputs.empty()) return inputs;
+  if (inputs.size() == 1 && members != 1) {
+    at::Tensor whole = inputs[0].contiguous();
+    return split(whole, piece_sizes(call, whole, members, false));
+  }
+  TORCH_CHECK_VALUE(inputs.size() == members, "a collective among ", members, " ranks was given ", inputs.size(), " inputs");
+  return inputs;
+}
+
+}  // namespace
+
+CollectiveCall CollectiveCall::parse(WordReader body) {
+  try {
+    CollectiveCall call;
+    call.comm = body.word();
+    uint64_t kind = body.word(), op = body.word(), root = body.word();
+    uint64_t n_inputs = body.word(), n_outputs = body.word(), n_extra = body.word();
+    if (kind > static_cast<uint64_t>(CollectiveKind::Barrier)) throw ProtocolError("an unknown kind of collective");
+    if (op > static_cast<uint64_t>(ReduceOp::BXor)) throw ProtocolError("an unknown reduction");
+    if (root > UINT32_MAX || n_inputs > kMaxTensors || n_outputs > kMaxTensors)
+      throw ProtocolError("a collective of impossible size");
+    call.kind = static_cast<CollectiveKind>(kind);
+    call.op = static_cast<ReduceOp>(op);
+    call.root = static_cast<uint32_t>(root);
+    for (uint64_t i = 0; i < n_inputs; i++) call.inputs.push_back(parse_ref(body));
+    for (uint64_t i = 0; i < n_outputs; i++) call.outputs.push_back(parse_ref(body));
+    const uint64_t* extra = body.words(n_extra);
+    call.extra.assign(extra, extra + n_extra);
+    if (body.left() != 0) throw ProtocolError("a collective with more words than tensors");
+    if (in_place(call.kind)) {  // named once or twice: the same tensors
+      if (call.outputs.empty()) call.outputs = call.inputs;
+      call.inputs = call.outputs;
+    }
+    return call;
+  } catch (const std::runtime_error& e) {
+    throw ProtocolError(e.what());
+  }
+}
+
+void CollectiveBridge::connect(std::unique_ptr<Fabric> fabric, std::vector<int> rank_to_proxy) {
+  fabric_ = std::move(fabric);
+  rank_to_proxy_ = std::move(rank_to_proxy);
+  engine_ = std::make_unique<CollectiveEngine>(fabric_->self(), rank_to_proxy_, *fabric_, aten_reduce(), aten_scale());
+}
+
+void CollectiveBridge::define(RankState& rank, WordReader body) {
+  Communicator communicator;
+  communicator.id = body.word();
+  uint64_t own = body.word(), n = body.word();
+  const uint64_t* members = body.words(n);
+  for (uint64_t i = 0; i < n; i++) {
+    if (members[i] >= rank_to_proxy_.size())
+      throw ProtocolError("a communicator names rank " + std::to_string(members[i]) + " in a job of " +
+                          std::to_string(rank_to_proxy_.size()));
+    communicator.members.push_back(static_cast<int>(members[i]));
+  }
+  if (own >= n || members[own] != rank.rank) throw ProtocolError("a communicator of which the rank is not the member it says");
+  for (const Communicator& known : rank.communicators)
+    if (known.id == communicator.id) {
+      if (known.members != communicator.members) throw ProtocolError("a communicator is defined twice with other members");
+      return;
+    }
+  engine_->define(communicator.id, communicator.members);
+  rank.communicators.push_back(std::move(communicator));
+}
+
+size_t CollectiveBridge::group_size(const RankState& rank, uint64_t comm) const {
+  for (const Communicator& c : rank.communicators)
+    if (c.id == comm) return c.members.size();
+  throw ProtocolError("a collective on the unknown communicator " + std::to_string(comm));
+}
+
+int CollectiveBridge::group_rank(const RankState& rank, uint64_t comm) const {
+  for (const Communicator& c : rank.communicators)
+    if (c.id == comm)
+      return static_cast<int>(std::find(c.members.begin(), c.members.end(), static_cast<int>(rank.rank)) - c.members.begin());
+  throw ProtocolError("a collective on the unknown communicator " + std::to_string(comm));
+}
+
+bool CollectiveBridge::must_wait(const RankState& rank, WordReader body) const {
+  if (rank.pending.empty()) return false;
+  CollectiveCall call = CollectiveCall::parse(body);
+  auto pending = [&](const TensorRef& ref) { return rank.storages.is_pending(ref.handle); };
+  return std::any_of(call.inputs.begin(), call.inputs.end(), pending) ||
+         std::any_of(call.outputs.begin(), call.outputs.end(), pending);
+}
+
+std::vector<at::Tensor> CollectiveBridge::tensors(const std::vector<TensorRef>& refs, const std::vector<PhysicalPtr>& storages,
+                                                  size_t from) {
+  std::vector<at::Tensor> result;
+  for (size_t i = 0; i < refs.size(); i++) result.push_back(tensor_on(refs[i].meta, storages.at(from + i)->storage, keys_));
+  return result;
+}
+
+void CollectiveBridge::issue(RankState& rank, WordReader body) {
+  at::NoGradGuard no_grad;
+  CollectiveCall call = CollectiveCall::parse(body);
+  size_t members = group_size(rank, call.comm);
+  auto own = static_cast<uint32_t>(group_rank(rank, call.comm));
+  PendingCollective pending;
+  pending.body.assign(body.position(), body.position() + body.left());
+  for (const auto* refs : {&call.inputs, &call.outputs})
+    for (const TensorRef& ref : *refs) pending.storages.push_back(rank.storages.find(ref.handle));
+
+  Descriptor descriptor{call.comm, call.kind, call.op, call.root, {}};
+  Slice input;
+  if (contributes(call, own)) {
+    auto pieces = input_pieces(call, tensors(call.inputs, pending.storages, 0), members);
+    descriptor.segments = segments_of(pieces);
+    auto buffer = Buffer::allocate(packed_bytes(descriptor.segments));
+    auto offsets = segment_offsets(descriptor.segments);
+    for (size_t i = 0; i < pieces.size(); i++)
+      if (pieces[i].numel()) on_host(buffer->data() + offsets[i], pieces[i]).copy_(pieces[i]);
+    input = buffer;
+  }
+  pending.writes = has_result(call.kind, call.root, own);
+  contribute(rank, call, std::move(descriptor), std::move(input), std::move(pending));
+}
+
+void CollectiveBridge::reissue(RankState& rank, PendingCollective pending, Slice input) {
+  CollectiveCall call = CollectiveCall::parse(WordReader(pending.body.data(), pending.body.size()));
+  auto own = static_cast<uint32_t>(group_rank(rank, call.comm));
+  if (pending.storages.size() != call.inputs.size() + call.outputs.size())
+    throw ProtocolError("a pending collective lacks some of its storages");
+  Descriptor descriptor{call.comm, call.kind, call.op, call.root, {}};
+  if (contributes(call, own)) {  // segments follow from shapes alone; the bytes are those packed before the dump
+    at::NoGradGuard no_grad;
+    size_t members = group_size(rank, call.comm);
+    descriptor.segments = segments_of(input_pieces(call, tensors(call.inputs, pending.storages, 0), members));
+  }
+  if (packed_bytes(descriptor.segments) != input.size())
+    throw ProtocolError("a pending collective's packed input has another size than its tensors");
+  pending.writes = has_result(call.kind, call.root, own);
+  contribute(rank, call, std::move(descriptor), std::move(input), std::move(pending));
+}
+
+void CollectiveBridge::contribute(RankState& rank, const CollectiveCall& call, Descriptor descriptor, Slice input,
+                                  PendingCollective pending) {
+  auto ticket = std::make_shared<uint64_t>(0);
+  auto on_complete = [this, &rank, call, ticket](const CollectiveResult& result) {
+    auto node = rank.pending.extract(*ticket);
+    rank.completions++;
+    if (node.mapped().writes)
+      for (size_t i = call.inputs.size(); i < node.mapped().storages.size(); i++) node.mapped().storages[i]->pending--;
+    try {
+      complete(rank, call, node.mapped(), result);
+    } catch (...) {
+      rank.report(current_failure());
+    }
+  };
+  try {
+    *ticket = engine_->issue(static_cast<int>(rank.rank), descriptor, std::move(input), std::move(on_complete));
+  } catch (const CollectiveError& e) {  // a misuse by the script, not a malformed message
+    TORCH_CHECK(false, e.what());
+  }
+  if (pending.writes)
+    for (size_t i = call.inputs.size(); i < pending.storages.size(); i++) pending.storages[i]->pending++;
+  rank.pending.emplace(*ticket, std::move(pending));
+}
+
+void CollectiveBridge::complete(RankState& rank, const CollectiveCall& call, const PendingCollective& pending,
+                                const CollectiveResult& result) {
+  if (!result.error.empty()) {
+    rank.report({Status::Runtime, result.error});
+    return;
+  }
+  if (!pending.writes || call.outputs.empty()) return;
+  at::NoGradGuard no_grad;
+  auto outputs = tensors(call.outputs, pending.storages, call.inputs.size());
+  auto check = [](bool fits) {
+    TORCH_CHECK(fits, "a collective's result does not have the size of the tensor given for it; the ranks disagree on shapes");
+  };
+
+  if (!splits_output(call.kind)) {  // one block, packed as segments
+    check(result.blocks.size() == 1);
+    auto segments = segments_of(outputs);
+    check(result.blocks[0].size() == packed_bytes(segments));
+    auto offsets = segment_offsets(segments);
+    for (size_t i = 0; i < outputs.size(); i++)
+      if (outputs[i].numel()) outputs[i].copy_(on_host(result.blocks[0].data() + offsets[i], outputs[i]));
+    return;
+  }
+  std::vector<at::Tensor> pieces = outputs;
+  at::Tensor staging;
+  if (outputs.size() == 1 && result.blocks.size() != 1) {
+    staging = outputs[0].is_contiguous() ? outputs[0] : at::empty_like(outputs[0], at::MemoryFormat::Contiguous);
+    pieces = split(staging, piece_sizes(call, staging, result.blocks.size(), true));
+  }
+  check(pieces.size() == result.blocks.size());
+  for (size_t i = 0; i < pieces.size(); i++) {
+    check(result.blocks[i].size() == align_up(static_cast<size_t>(pieces[i].nbytes())));
+    if (pieces[i].numel()) pieces[i].copy_(on_host(result.blocks[i].data(), pieces[i]));
+  }
+  if (staging.defined() && !staging.is_same(outputs[0])) outputs[0].copy_(staging);
+}
+
+}  // namespace ergo::device

@@ -1,0 +1,315 @@
+#include "proxy.hpp"
+
+#include <algorithm>
+#include <set>
+
+#include "snapshot.hpp"
+
+namespace ergo::device {
+namespace {
+
+// How many messages of a rank are executed before the others, the fabric and the control thread are looked at.
+constexpr int kTurn = 32;
+constexpr auto kSpin = std::chrono::microseconds(20);
+constexpr auto kLongestSleep = std::chrono::milliseconds(500);
+
+}  // namespace
+
+Proxy::Proxy(const std::string& device_kind, uint64_t build)
+    : backend_(make_backend(device_kind)),
+      build_(build),
+      process_(*backend_),
+      executor_(*backend_, process_),
+      collectives_(*backend_, executor_.keys()),
+      store_(collectives_, [this](uint32_t rank, std::string reply) { server(rank).deliver_store_reply(std::move(reply)); }) {}
+
+Proxy::~Proxy() { commands_.close(); }
+
+void Proxy::serve() {
+  auto idle_since = Clock::now();
+  while (!ended_) {
+    if (turn()) {
+      idle_since = Clock::now();
+      continue;
+    }
+    settle_stop();
+    if (Clock::now() - idle_since < kSpin) continue;
+    notice_lost_peers();
+    sleep();
+  }
+  commands_.close();
+}
+
+bool Proxy::turn() {
+  bool progress = commands_.run();
+  progress |= pump();
+  if (running_)
+    for (auto& [rank, server] : servers_) progress |= serve_rank(*server);
+  if (stop_ != Stop::None) settle_stop();
+  return progress;
+}
+
+bool Proxy::held(const RankServer& server) const {
+  if (server.finished() || stop_ == Stop::Now) return true;
+  return stop_ == Stop::AtStep && server.step_done() >= stop_step_;
+}
+
+bool Proxy::serve_rank(RankServer& server) {
+  bool progress = false;
+  for (int i = 0; i < kTurn && !commands_.waiting() && !held(server) && server.step(); i++) progress = true;
+  return progress;
+}
+
+bool Proxy::pump() {
+  if (!collectives_.connected()) return false;
+  try {
+    return collectives_.engine().pump([this](int peer, Slice frame) { store_.on_control(peer, frame); });
+  } catch (const FabricError& e) {
+    for (auto& [rank, server] : servers_) server->fail({Status::Runtime, std::string("the device proxies lost touch: ") + e.what()});
+    throw;
+  }
+}
+
+void Proxy::sleep() {
+  std::vector<futex_waitv> waiters;  // values first, then look once more, then sleep
+  commands_.append_waiter(waiters);
+  if (collectives_.connected()) collectives_.fabric().append_waiters(waiters);
+  std::vector<RankServer*> announced;
+  if (running_)
+    for (auto& [rank, server] : servers_)
+      if (!held(*server)) {
+        server->ring().announce_sleep(waiters);
+        announced.push_back(server.get());
+      }
+  if (!turn()) wait_any(waiters, Clock::now() + kLongestSleep);
+  for (RankServer* server : announced) server->ring().withdraw_sleep();
+}
+
+void Proxy::notice_lost_peers() {
+  // While stopped, peers may have been ended on purpose: a move kills all proxies of a job one by one.
+  if (!running_ || stop_ != Stop::None || !collectives_.connected() || collectives_.fabric().lost().empty()) return;
+  std::optional<std::string> why = collectives_.engine().waiting_for_lost_peer();
+  for (auto& [rank, server] : servers_) {
+    bool needs_store = server->awaits_store() && collectives_.fabric().lost().contains(collectives_.rank_to_proxy().at(0));
+    if (why && !server->state().pending.empty())
+      server->fail({Status::Runtime, *why});
+    else if (needs_store)
+      server->fail({Status::Runtime, "the device proxy of rank 0, which keeps the rendezvous store, is gone"});
+  }
+}
+
+void Proxy::settle_stop() {
+  bool all = stop_ != Stop::None && std::all_of(servers_.begin(), servers_.end(),
+                                                 [&](const auto& entry) { return held(*entry.second); });
+  std::lock_guard<std::mutex> lock(stop_mutex_);
+  if (all == all_held_) return;
+  all_held_ = all;
+  stop_changed_.notify_all();
+}
+
+RankServer& Proxy::server(uint32_t rank) {
+  auto it = servers_.find(rank);
+  if (it == servers_.end())
+    throw ControlError("device-proxy.rank", "rank " + std::to_string(rank) + " is not attached to this device proxy");
+  return *it->second;
+}
+
+// A job of one proxy needs no fabric: then every rank is here.
+void Proxy::require_fabric() {
+  if (collectives_.connected()) return;
+  uint32_t ranks = servers_.empty() ? 1 : servers_.rbegin()->first + 1;
+  collectives_.connect(std::make_unique<Fabric>(0), std::vector<int>(ranks, 0));
+}
+
+void Proxy::shut_down() {
+  commands_.call([this] { ended_ = true; }, Clock::now() + std::chrono::hours(1));
+}
+
+void Proxy::connect(FabricSpec spec, Clock::time_point deadline) {
+  commands_.call(
+      [this, spec, deadline] {
+        if (collectives_.connected())
+          throw ControlError("device-proxy.order", "the fabric of this device proxy is connected already");
+        auto fabric = std::make_unique<Fabric>(spec.self);
+        for (const SharedPeer& peer : spec.shared) fabric->add_shm_peer(peer.index, peer.fd, spec.self < peer.index);
+        if (!spec.tcp.empty()) fabric->connect_tcp_peers(spec.tcp, spec.token, deadline);
+        collectives_.connect(std::move(fabric), spec.rank_to_proxy);
+      },
+      deadline + std::chrono::seconds(5));
+}
+
+void Proxy::attach(uint32_t rank, int fd, Clock::time_point deadline) {
+  commands_.call(
+      [this, rank, fd] {
+        if (collectives_.connected() && rank >= collectives_.rank_to_proxy().size())
+          throw ControlError("device-proxy.rank", "rank " + std::to_string(rank) + " is not in this proxy's fabric");
+        if (servers_.contains(rank))
+          throw ControlError("device-proxy.order", "rank " + std::to_string(rank) + " is attached already");
+        auto slot = static_cast<uint32_t>(servers_.size());
+        std::unique_ptr<RankServer> server;
+        try {
+          server = std::make_unique<RankServer>(Services{*backend_, process_, executor_, collectives_, store_}, rank, slot, fd);
+        } catch (const std::runtime_error& e) {
+          throw ControlError("device-proxy.ring", "the ring of rank " + std::to_string(rank) + " cannot be used: " + e.what());
+        }
+        if (build_ != 0 && server->ring().header().build != 0 && server->ring().header().build != build_)
+          throw ControlError("device-proxy.build", "the ring of rank " + std::to_string(rank) +
+                                                       " was made by another build of the runtime than this device proxy");
+        servers_.emplace(rank, std::move(server));
+      },
+      deadline);
+}
+
+void Proxy::run(Clock::time_point deadline) {
+  commands_.call(
+      [this] {
+        require_fabric();
+        running_ = true;
+      },
+      deadline);
+}
+
+StopReport Proxy::report(std::optional<uint64_t> at_step) {
+  StopReport result;
+  result.reached = true;
+  for (const auto& [rank, server] : servers_) {
+    RankReport& r = result.ranks[rank];
+    r.step = server->step_done();
+    r.exited = server->exited();
+    r.failure = server->failure();
+    if (collectives_.connected())
+      for (const auto& [id, counts] : collectives_.engine().counts(static_cast<int>(rank)))
+        r.comms[id.text()] = counts;
+    result.reached &= !at_step || server->finished() || r.step >= *at_step;
+  }
+  return result;
+}
+
+StopReport Proxy::stop(std::optional<uint64_t> at_step, Clock::time_point deadline) {
+  auto grace = std::max(deadline, Clock::now()) + std::chrono::seconds(1);
+  commands_.call(
+      [this, at_step] {
+        stop_ = at_step ? Stop::AtStep : Stop::Now;
+        stop_step_ = at_step.value_or(0);
+        settle_stop();
+      },
+      grace);
+  if (at_step) {
+    std::unique_lock<std::mutex> lock(stop_mutex_);
+    stop_changed_.wait_until(lock, deadline, [this] { return all_held_; });
+  }
+  return commands_.call(
+      [this, at_step] {
+        StopReport result = report(at_step);
+        stop_ = Stop::Now;
+        settle_stop();
+        return result;
+      },
+      grace);
+}
+
+FinishReport Proxy::finish(std::map<std::string, uint64_t> targets, Clock::time_point deadline) {
+  return commands_.call([this, targets, deadline] { return finish_in_loop(targets, deadline); },
+                        deadline + std::chrono::seconds(1));
+}
+
+FinishReport Proxy::finish_in_loop(const std::map<std::string, uint64_t>& targets, Clock::time_point deadline) {
+  if (stop_ != Stop::Now) throw ControlError("device-proxy.order", "the device proxy is not stopped");
+  require_fabric();
+  CollectiveEngine& engine = collectives_.engine();
+  try {
+    std::map<SequenceId, uint64_t> parsed;
+    for (const auto& [text, n] : targets) parsed[SequenceId::parse(text)] = n;
+    engine.set_targets(parsed);
+  } catch (const CollectiveError& e) {
+    throw ControlError("device-proxy.targets", e.what());
+  }
+  auto waits = [&] {
+    if (!engine.finished()) return true;
+    return std::any_of(servers_.begin(), servers_.end(), [](const auto& entry) { return entry.second->awaits_store(); });
+  };
+  while (waits() || !collectives_.fabric().flushed()) {
+    std::vector<futex_waitv> waiters;
+    commands_.append_waiter(waiters);
+    collectives_.fabric().append_waiters(waiters);
+    bool progress = pump();
+    // A rank that waits for the store gets its answer: the request is half done, and the store is about to be dumped.
+    for (auto& [rank, server] : servers_)
+      if (server->awaits_store()) progress |= server->step();
+    if (progress) continue;
+    if (Clock::now() >= deadline)
+      throw ControlError("device-proxy.deadline", "collectives or store requests did not finish before the deadline; "
+                                                  "another device proxy of the job does not answer");
+    wait_any(waiters, std::min(deadline, Clock::now() + std::chrono::milliseconds(20)));
+  }
+  FinishReport result;
+  for (auto& [rank, server] : servers_) {
+    for (const auto& [id, counts] : engine.counts(static_cast<int>(rank))) result.completed[id.text()][rank] = counts.completed;
+    for (const PendingOperation& op : engine.pending(static_cast<int>(rank))) {
+      result.pending_operations++;
+      result.pending_bytes += op.input.size();
+    }
+  }
+  return result;
+}
+
+void Proxy::resume(Clock::time_point deadline) {
+  commands_.call(
+      [this] {
+        stop_ = Stop::None;
+        stop_step_ = 0;
+        if (collectives_.connected()) collectives_.engine().resume();
+        settle_stop();
+      },
+      deadline);
+}
+
+uint64_t Proxy::dump(uint32_t rank, const std::string& meta, const std::string& storages, Clock::time_point deadline) {
+  return commands_.call(
+      [this, rank, meta, storages] {
+        if (stop_ != Stop::Now) throw ControlError("device-proxy.order", "the device proxy is not stopped");
+        RankServer& s = server(rank);
+        const KeyValueStore* store = rank == 0 ? &store_.items() : nullptr;
+        return dump_rank({*backend_, process_, collectives_}, s.state(), store, meta, storages);
+      },
+      deadline);
+}
+
+std::map<std::string, MemberCounts> Proxy::load(uint32_t rank, const std::string& meta, const std::string& storages,
+                                                Clock::time_point deadline) {
+  return commands_.call(
+      [this, rank, meta, storages] {
+        if (running_) throw ControlError("device-proxy.order", "the device proxy is running; nothing can be loaded into it");
+        require_fabric();
+        RankServer& s = server(rank);
+        KeyValueStore* store = rank == 0 ? &store_.items() : nullptr;
+        load_rank({*backend_, process_, collectives_}, s.state(), store, meta, storages);
+        std::map<std::string, MemberCounts> result;
+        for (const auto& [id, counts] : collectives_.engine().counts(static_cast<int>(rank))) result[id.text()] = counts;
+        return result;
+      },
+      deadline);
+}
+
+ProxyStats Proxy::stats(Clock::time_point deadline) {
+  return commands_.call(
+      [this] {
+        ProxyStats result;
+        std::set<const PhysicalStorage*> seen;
+        for (auto& [rank, server] : servers_) {
+          result.ranks[rank] = server->stats();
+          for (const auto& [handle, physical] : server->state().storages)
+            if (seen.insert(physical.get()).second) result.physical_bytes += physical->storage.nbytes();
+        }
+        if (collectives_.connected()) {
+          result.fabric_bytes_sent = collectives_.fabric().bytes_sent();
+          result.fabric_bytes_received = collectives_.fabric().bytes_received();
+        }
+        result.running = running_;
+        result.stopped = stop_ == Stop::Now;
+        return result;
+      },
+      deadline);
+}
+
+}  // namespace ergo::device

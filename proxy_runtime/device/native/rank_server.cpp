@@ -1,0 +1,316 @@
+#include "rank_server.hpp"
+
+#include <algorithm>
+#include <array>
+#include <sstream>
+
+#include "failure.hpp"
+
+namespace ergo::device {
+namespace {
+
+// Operands of a message whose body is nothing but words.
+template <size_t N>
+std::array<uint64_t, N> operands(WordReader body) {
+  std::array<uint64_t, N> words{};
+  for (uint64_t& word : words) word = body.word();
+  if (body.left() != 0) throw ProtocolError("a message longer than its type");
+  return words;
+}
+
+void require_range(uint64_t offset, uint64_t length, uint64_t size, const char* what) {
+  TORCH_CHECK(offset <= size && length <= size - offset, "ergosphere: a ", what, " of ", length, " bytes at ", offset,
+              " does not fit a device storage of ", size, " bytes");
+}
+
+struct DefineBody {
+  uint64_t id = 0, base = 0;
+  std::string name;
+  const uint64_t* key = nullptr;
+  size_t n_key = 0, n_handles = 0;
+  const uint64_t* handles = nullptr;
+  WordReader payload{nullptr, 0};
+
+  explicit DefineBody(WordReader body) {
+    id = body.word(), base = body.word();
+    size_t n_name = body.word();
+    n_key = body.word(), n_handles = body.word();
+    size_t n_payload = body.word();
+    if (n_name > 4096) throw ProtocolError("an operator name of " + std::to_string(n_name) + " bytes");
+    name.assign(body.bytes(n_name), n_name);
+    key = body.words(n_key);
+    handles = body.words(n_handles);
+    payload = WordReader(body.words(n_payload), n_payload);
+    if (body.left() != 0) throw ProtocolError("a definition with more words than it says");
+  }
+};
+
+struct ExecBody {
+  uint64_t id = 0, base = 0;
+  size_t n_handles = 0;
+  const uint64_t* handles = nullptr;
+  WordReader payload{nullptr, 0};
+
+  explicit ExecBody(WordReader body) {
+    id = body.word(), base = body.word();
+    n_handles = body.word();
+    size_t n_payload = body.word();
+    handles = body.words(n_handles);
+    payload = WordReader(body.words(n_payload), n_payload);
+    if (body.left() != 0) throw ProtocolError("a call with more words than it says");
+  }
+};
+
+}  // namespace
+
+RankServer::RankServer(Services services, uint32_t rank, uint32_t slot, int fd)
+    : services_(services), state_(rank, slot), ring_(fd) {
+  if (ring_.header().rank != rank)
+    throw std::runtime_error("the ring belongs to rank " + std::to_string(ring_.header().rank) + ", not to rank " +
+                             std::to_string(rank));
+  state_.report = [this](const Failure& failure) { ring_.report(failure); };
+  services_.process.admit(state_);
+}
+
+RankServer::~RankServer() { services_.process.leave(state_); }
+
+void RankServer::fail(const Failure& failure) {
+  if (finished()) return;
+  failed_ = true;
+  failure_ = failure.message;
+  ring_.close(failure);
+}
+
+bool RankServer::step() {
+  if (finished()) return false;
+  if (blocked_) {
+    if (awaits_store_ ? !store_reply_ : blocked_at_ == state_.completions) return false;
+    blocked_ = false;
+  }
+  std::optional<MessageView> message;
+  try {
+    message = ring_.peek();
+    if (!message) return false;
+    Failure failure;
+    bool failed = false;
+    try {
+      if (handle(*message) == Outcome::Waits) {
+        blocked_ = true;
+        blocked_at_ = state_.completions;
+        return false;
+      }
+    } catch (...) {
+      failure = current_failure();
+      failed = true;
+    }
+    if (failed && is_synchronous(message->type))
+      ring_.respond(failure.status, failure.message.data(), failure.message.size());
+    else if (failed)
+      ring_.report(failure);
+    state_.messages++;
+    ring_.advance(*message);
+  } catch (const ProtocolError& e) {
+    fail({Status::Runtime, "the device proxy stopped serving rank " + std::to_string(state_.rank) +
+                               " because a message of it is malformed: " + e.what()});
+  }
+  return true;
+}
+
+void RankServer::deliver_store_reply(std::string reply) { store_reply_ = std::move(reply); }
+
+bool RankServer::any_pending(const uint64_t* handles, size_t n) const {
+  for (size_t i = 0; i < n; i++)
+    if (state_.storages.is_pending(handles[i])) return true;
+  return false;
+}
+
+bool RankServer::waits(Message type, WordReader body) const {
+  switch (type) {
+    case Message::Read:
+    case Message::Write:
+    case Message::Resize:
+      return state_.storages.is_pending(body.word());
+    case Message::Exec: {
+      ExecBody exec(body);
+      return any_pending(exec.handles, exec.n_handles);
+    }
+    case Message::Define: {
+      DefineBody define(body);
+      return any_pending(define.handles, define.n_handles);
+    }
+    case Message::Collective:
+      return services_.collectives.must_wait(state_, body);
+    case Message::Sync:
+    case Message::Stats:
+    case Message::GetRng:
+      return true;
+    default:
+      return false;
+  }
+}
+
+RankServer::Outcome RankServer::handle(const MessageView& message) {
+  WordReader body = message.body;
+  try {
+    if (!state_.pending.empty() && waits(message.type, body)) return Outcome::Waits;
+    switch (message.type) {
+      case Message::Exec:
+        execute(body);
+        break;
+      case Message::Free:
+        state_.storages.release(operands<1>(body)[0]);
+        break;
+      case Message::Alloc: {
+        auto [handle, bytes] = operands<2>(body);
+        allocate(handle, bytes);
+        break;
+      }
+      case Message::Define:
+        define(body);
+        break;
+      case Message::Write:
+        write(body);
+        break;
+      case Message::Read:
+        read(body);
+        break;
+      case Message::Resize: {
+        auto [handle, bytes] = operands<2>(body);
+        resize(handle, bytes);
+        break;
+      }
+      case Message::Sync:
+        services_.backend.synchronize();
+        ring_.respond(Status::Ok, nullptr, 0);
+        break;
+      case Message::Seed: {
+        auto [id, seed] = operands<2>(body);
+        services_.process.seed(state_, id, seed);
+        break;
+      }
+      case Message::NewGenerator:
+        services_.process.new_generator(state_, operands<1>(body)[0]);
+        break;
+      case Message::GetRng: {
+        at::Tensor state = services_.process.get_state(state_, operands<1>(body)[0]);
+        ring_.respond(Status::Ok, state.const_data_ptr(), state.nbytes());
+        break;
+      }
+      case Message::SetRng: {
+        uint64_t id = body.word(), n = body.word();
+        services_.process.set_state(state_, id, body.bytes(n), n);
+        break;
+      }
+      case Message::Store:
+        return store(body);
+      case Message::Communicator:
+        services_.collectives.define(state_, body);
+        break;
+      case Message::Collective:
+        services_.collectives.issue(state_, body);
+        break;
+      case Message::Step:
+        ring_.header().step_done.store(operands<1>(body)[0]);
+        break;
+      case Message::Stats: {
+        std::string json = stats();
+        ring_.respond(Status::Ok, json.data(), json.size());
+        break;
+      }
+      case Message::Exit:
+        exited_ = true;
+        break;
+      case Message::Flags: {
+        uint64_t n = body.word();
+        const uint64_t* words = body.words(n);
+        services_.process.enter(state_);
+        services_.process.set_flags(state_, std::vector<uint64_t>(words, words + n));
+        break;
+      }
+      default:
+        throw ProtocolError("unknown message type " + std::to_string(static_cast<int>(message.type)));
+    }
+  } catch (const ProtocolError&) {
+    throw;
+  } catch (const std::runtime_error& e) {  // WordReader's; what kernels throw has become a c10::Error
+    throw ProtocolError(e.what());
+  }
+  return Outcome::Done;
+}
+
+void RankServer::define(WordReader body) {
+  DefineBody d(body);
+  bool keep = d.id != kNoTemplate;
+  if (keep) state_.templates.check_next(d.id);
+  auto t = parse_template(std::move(d.name), d.key, d.n_key, services_.backend.device());
+  WordWriter spec;
+  services_.executor.define(state_, *t, {WordReader(d.handles, d.n_handles), d.payload, d.base}, spec);
+  size_t bytes = spec.size() * sizeof(uint64_t);
+  TORCH_CHECK(bytes <= ring_.response_bytes(), "ergosphere: the description of the results of ", t->name,
+              " is too long for the channel");
+  if (keep) state_.templates.add(std::move(t));
+  ring_.respond(Status::Ok, spec.words().data(), bytes);
+}
+
+void RankServer::execute(WordReader body) {
+  ExecBody e(body);
+  services_.executor.execute(state_, state_.templates.at(e.id), {WordReader(e.handles, e.n_handles), e.payload, e.base});
+}
+
+void RankServer::allocate(uint64_t handle, uint64_t bytes) {
+  if (state_.storages.contains(handle)) throw ProtocolError("storage handle " + std::to_string(handle) + " is in use");
+  TORCH_CHECK_WITH(OutOfMemoryError, bytes < (uint64_t{1} << 48), "the device cannot allocate ", bytes, " bytes");
+  state_.storages.bind(handle, c10::make_intrusive<PhysicalStorage>(services_.backend.allocate(bytes)));
+}
+
+void RankServer::resize(uint64_t handle, uint64_t bytes) {
+  const PhysicalPtr& old = state_.storages.find(handle);
+  TORCH_CHECK_WITH(OutOfMemoryError, bytes < (uint64_t{1} << 48), "the device cannot allocate ", bytes, " bytes");
+  auto resized = c10::make_intrusive<PhysicalStorage>(services_.backend.allocate(bytes));
+  services_.backend.copy(old->storage, resized->storage, std::min<uint64_t>(old->storage.nbytes(), bytes));
+  state_.storages.rebind(handle, std::move(resized));
+}
+
+void RankServer::write(WordReader body) {
+  uint64_t handle = body.word(), offset = body.word(), length = body.word();
+  const char* bytes = body.bytes(length);
+  const PhysicalPtr& physical = state_.storages.find(handle);
+  require_range(offset, length, physical->storage.nbytes(), "write");
+  services_.backend.write(physical->storage, offset, bytes, length);
+}
+
+void RankServer::read(WordReader body) {
+  uint64_t handle = body.word(), offset = body.word(), length = body.word();
+  if (length > ring_.response_bytes()) throw ProtocolError("a read of more bytes than the response area has");
+  const PhysicalPtr& physical = state_.storages.find(handle);
+  require_range(offset, length, physical->storage.nbytes(), "read");
+  services_.backend.read(physical->storage, offset, ring_.response_area(), length);
+  ring_.respond(Status::Ok, ring_.response_area(), length);
+}
+
+RankServer::Outcome RankServer::store(WordReader body) {
+  uint64_t n = body.word();
+  std::string_view request(body.bytes(n), n);
+  std::optional<std::string> reply;
+  if (awaits_store_) {
+    reply.swap(store_reply_);
+  } else {
+    reply = services_.store.request(state_.rank, request);
+  }
+  awaits_store_ = !reply.has_value();
+  if (!reply) return Outcome::Waits;
+  if (reply->empty()) throw ProtocolError("a malformed store request");
+  ring_.respond(Status::Ok, reply->data(), reply->size());
+  return Outcome::Done;
+}
+
+std::string RankServer::stats() const {
+  std::ostringstream json;
+  json << "{\"storages\":" << state_.storages.size() << ",\"bytes\":" << state_.storages.logical_bytes()
+       << ",\"templates\":" << state_.templates.size() << ",\"executed\":" << state_.executed
+       << ",\"defined\":" << state_.defined << ",\"messages\":" << state_.messages
+       << ",\"pending\":" << state_.pending.size() << ",\"step\":" << step_done() << "}";
+  return json.str();
+}
+
+}  // namespace ergo::device

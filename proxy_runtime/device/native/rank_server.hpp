@@ -1,0 +1,81 @@
+// Executes one rank's messages, one at a time, in order.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "collective_bridge.hpp"
+#include "executor.hpp"
+#include "process_state.hpp"
+#include "rank_state.hpp"
+#include "ring_consumer.hpp"
+
+namespace ergo::device {
+
+// The rendezvous store as a rank's server sees it: local, or behind the fabric.
+class StorePort {
+ public:
+  virtual ~StorePort() = default;
+  // The reply, or nothing: it will come by RankServer::deliver_store_reply.
+  virtual std::optional<std::string> request(uint32_t rank, std::string_view bytes) = 0;
+};
+
+// What the servers of one proxy share. All of it belongs to the loop's thread.
+struct Services {
+  DeviceBackend& backend;
+  ProcessState& process;
+  Executor& executor;
+  CollectiveBridge& collectives;
+  StorePort& store;
+};
+
+class RankServer {
+ public:
+  // Takes the ring behind `fd`. Throws std::runtime_error if it is none, or is another rank's.
+  RankServer(Services services, uint32_t rank, uint32_t slot, int fd);
+  ~RankServer();
+  RankServer(const RankServer&) = delete;
+  RankServer& operator=(const RankServer&) = delete;
+
+  // Executes the next message. False: there is none, or it waits for a collective or the store.
+  bool step();
+  // A request has gone to the proxy that has the store and its answer is not here yet.
+  bool awaits_store() const { return awaits_store_; }
+  void deliver_store_reply(std::string reply);
+  // Gives the rank an error that it cannot survive, and executes nothing of it any more.
+  void fail(const Failure& failure);
+
+  bool finished() const { return exited_ || failed_; }
+  bool exited() const { return exited_; }
+  const std::string& failure() const { return failure_; }
+  uint64_t step_done() const { return ring_.header().step_done.load(std::memory_order_relaxed); }
+  RankState& state() { return state_; }
+  const RankState& state() const { return state_; }
+  RingConsumer& ring() { return ring_; }
+  std::string stats() const;  // JSON
+
+ private:
+  enum class Outcome { Done, Waits };
+  Outcome handle(const MessageView& message);
+  bool waits(Message type, WordReader body) const;
+  bool any_pending(const uint64_t* handles, size_t n) const;
+  void define(WordReader body);
+  void execute(WordReader body);
+  void allocate(uint64_t handle, uint64_t bytes);
+  void resize(uint64_t handle, uint64_t bytes);
+  void write(WordReader body);
+  void read(WordReader body);
+  Outcome store(WordReader body);
+
+  Services services_;
+  RankState state_;
+  RingConsumer ring_;
+  bool exited_ = false, failed_ = false;
+  bool blocked_ = false, awaits_store_ = false;
+  uint64_t blocked_at_ = 0;  // state_.completions when it blocked
+  std::optional<std::string> store_reply_;
+  std::string failure_;
+};
+
+}  // namespace ergo::device

@@ -1,0 +1,50 @@
+// All that the proxy keeps for one rank. What is not in here, in the ring or in the store is not device state.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "storage.hpp"
+#include "template.hpp"
+
+namespace ergo::device {
+
+struct Communicator {
+  uint64_t id = 0;
+  std::vector<int> members;  // global ranks in group order
+};
+
+// A collective that has been issued and not completed: the message body that issued it, and the storages
+// that its tensors lie in (kept alive though their handles may be gone), in the order of the body.
+struct PendingCollective {
+  std::vector<uint64_t> body;
+  std::vector<PhysicalPtr> storages;
+  bool writes = false;  // outputs are marked pending
+};
+
+struct RankState {
+  RankState(uint32_t global_rank, uint32_t proxy_slot) : rank(global_rank), slot(proxy_slot), storages(proxy_slot) {}
+
+  uint32_t rank;
+  uint32_t slot;
+  StorageTable storages;
+  TemplateTable templates;
+  // Id 0 is the process's default generator, which holds this rank's state only while the rank is entered
+  // (process_state.hpp); `default_state` has it at all other times.
+  std::unordered_map<uint64_t, at::Generator> generators;
+  at::Tensor default_state;
+  std::vector<uint64_t> flags;  // the last Flags message
+  std::vector<Communicator> communicators;  // in creation order
+  std::map<uint64_t, PendingCollective> pending;  // by the engine's ticket
+  std::function<void(const Failure&)> report;  // an asynchronous error: the rank raises it at its next sync
+  uint64_t completions = 0;  // collectives completed in this proxy: what a blocked queue waits to see change
+  uint64_t executed = 0, defined = 0, messages = 0;
+};
+
+}  // namespace ergo::device

@@ -1,0 +1,60 @@
+// The consuming end of one ring: validated messages out, responses and errors in.
+#pragma once
+
+#include <linux/futex.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "failure.hpp"
+#include "messages.hpp"
+#include "ring.hpp"
+#include "wire.hpp"
+
+namespace ergo::device {
+
+struct MessageView {
+  Message type = Message::Pad;
+  uint32_t length = 0;  // header included
+  WordReader body{nullptr, 0};
+};
+
+// Whether the rank waits for a response to messages of this type.
+bool is_synchronous(Message type);
+
+class RingConsumer {
+ public:
+  // Maps the ring behind `fd` (stays the caller's). Throws std::runtime_error, ProtocolError.
+  explicit RingConsumer(int fd);
+
+  // The message at the head of the queue, nothing if there is none. Throws ProtocolError.
+  std::optional<MessageView> peek();
+  bool has_message() const;
+  // After the message has been executed: the only thing that moves the tail.
+  void advance(const MessageView& message);
+
+  void respond(Status status, const void* bytes, size_t n);
+  // Keeps the first asynchronous error until the rank has raised it.
+  void report(const Failure& failure);
+  // Tells the rank that nothing of it will be executed any more, and wakes it.
+  void close(const Failure& failure);
+
+  // Sleeping: announce, look once more, sleep on the word, then withdraw.
+  void announce_sleep(std::vector<futex_waitv>& waiters);
+  void withdraw_sleep();
+
+  RingHeader& header() { return *ring_.header(); }
+  const RingHeader& header() const { return *ring_.header(); }
+  uint64_t response_bytes() const { return ring_.response_bytes(); }
+  // Where a response may be built in place before it is given to respond().
+  char* response_area() { return ring_.response(); }
+
+ private:
+  void wake_producer();
+  RingMapping ring_;
+  uint64_t tail_;
+};
+
+}  // namespace ergo::device
