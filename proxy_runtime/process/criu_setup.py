@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from proxy_runtime.errors import ErgoError
 from proxy_runtime.process import checks as _checks
 from proxy_runtime.process import debian
 from proxy_runtime.process.checks import Check
@@ -119,3 +120,19 @@ def _alone(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def main() -> int:
+    """Makes sure that there is a CRIU that works here (`make criu`); says which on standard output."""
+    try:
+        criu = find(lambda sentence: print(sentence, file=sys.stderr))
+        self_test(criu)
+    except ErgoError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(criu.path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

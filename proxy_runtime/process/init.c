@@ -14,8 +14,9 @@
 //   --log FILE               opened for appending inside the container: the rank's stdout and stderr
 //   --cwd DIR  --keep-fd N  --no-aslr  --first-pid N
 //
-// Lines written to the status socket: "init PID" (host pid of pid 1), "ready" (restore, hold), "running PID HOST" (of the rank:
-// pid inside and host pid, the latter 0 after a restore), "exit CODE", "signal N", "error SENTENCE". Read from it in restore mode: "rank KEEPER RANK", pids inside.
+// Lines written to the status socket: "init PID" (host pid of pid 1), "ready" (restore, hold), "running PID HOST" (of
+// the rank: pid inside and host pid, the latter 0 after a restore), "exit CODE", "signal N", "error SENTENCE".
+// Read from it in restore mode: "rank KEEPER RANK", pids inside.
 //
 // Inside are pid 1, a keeper and the rank. The keeper is the parent of the rank and of every process whose own parent
 // has ended, and does nothing but wait; so all that the rank has started is one tree below it, which CRIU dumps, and
@@ -477,9 +478,9 @@ static int arguments_of(const char* option) {
   static const struct {
     const char* name;
     int count;
-  } known[] = {{"--status-fd", 1}, {"--parent", 1},  {"--mounts-of", 1}, {"--overlay", 4}, {"--bind", 2},
-               {"--net", 1},       {"--log", 1},     {"--cwd", 1},       {"--keep-fd", 1}, {"--no-aslr", 0},
-               {"--first-pid", 1}, {"--restore", 0}, {"--hold", 0},      {"--enter", 1},   {"--net-too", 0},
+  } known[] = {{"--status-fd", 1}, {"--parent", 1},   {"--mounts-of", 1}, {"--overlay", 4}, {"--bind", 2},
+               {"--net", 1},       {"--log", 1},      {"--cwd", 1},       {"--keep-fd", 1}, {"--no-aslr", 0},
+               {"--first-pid", 1}, {"--restore", 0},  {"--hold", 0},      {"--enter", 1},   {"--net-too", 0},
                {"--keeper", 1},    {"--host-proc", 1}};
   for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
     if (strcmp(option, known[i].name) == 0) return known[i].count;

@@ -7,7 +7,6 @@ everything inside when pid 1 dies.
 from __future__ import annotations
 
 import os
-import select
 import signal as signals
 import socket
 import subprocess
@@ -179,7 +178,7 @@ class _Supervised:
                     code="container.timeout",
                     remedy="Look for a file system that does not answer.",
                 )
-            select.select([self._status], [], [], left)
+            proc.wait_readable(self.fileno(), left)
 
 
 class Volume(_Supervised):
@@ -227,7 +226,7 @@ class Container(_Supervised):
             # In slices: `kill` in another thread closes the descriptor, which wakes nobody.
             step = 0.5 if left is None else min(left, 0.5)
             with suppress(OSError, ValueError):
-                select.select([self._status], [], [], step)
+                proc.wait_readable(self.fileno(), step)
 
     def processes(self) -> list[int]:
         """Host pids of the rank and of everything it has started that still lives."""

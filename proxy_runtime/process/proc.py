@@ -1,8 +1,9 @@
-"""What /proc says about processes. Host pids throughout; a process that is gone is never an error."""
+"""What the kernel says about processes. Host pids throughout; a process that is gone is never an error."""
 
 from __future__ import annotations
 
 import os
+import select
 from pathlib import Path
 
 
@@ -62,3 +63,10 @@ def pid_inside(pid: int) -> int:
     """The pid in the innermost pid namespace, or 0 when the process is gone."""
     numbers = status_field(pid, "NSpid").split()
     return int(numbers[-1]) if numbers else 0
+
+
+def wait_readable(descriptor: int, seconds: float) -> bool:
+    """Waits until a descriptor (of any number, unlike with `select`) can be read or its other end is closed."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(max(0.0, seconds) * 1e3))

@@ -7,7 +7,6 @@ and `stats.proto`, of which only the fields used here are listed.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import struct
@@ -21,6 +20,7 @@ from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from proxy_runtime.process import proc
 from proxy_runtime.process.namespace import Container
 from proxy_runtime.process.spawn import Start, spawn
 
@@ -172,13 +172,13 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Lets CRIU end by itself, for at most a second, then kills it."""
+        """Lets CRIU end by itself, for at most 5 seconds, then kills it."""
         self._socket.close()
         process = getattr(self, "_process", None)
         if process is None:
             return
         try:
-            process.wait(1.0)
+            process.wait(5.0)
         except subprocess.TimeoutExpired:
             self.kill()
             process.kill()
@@ -228,7 +228,7 @@ class Session:
 
     def _receive(self, failure: BaseException | None) -> bytes:
         left = self._limit - time.monotonic()
-        if left <= 0 or not select.select([self._socket], [], [], left)[0]:
+        if left <= 0 or not proc.wait_readable(self._socket.fileno(), left):
             raise failure or SessionTimeoutError
         try:
             data = self._socket.recv(_MAX_MESSAGE)
@@ -240,7 +240,7 @@ class Session:
 
     def _read_pid(self, read_end: int) -> None:
         left = self._limit - time.monotonic()
-        if left <= 0 or not select.select([read_end], [], [], left)[0]:
+        if left <= 0 or not proc.wait_readable(read_end, left):
             raise SessionTimeoutError
         text = os.read(read_end, 64)
         if not text.strip().isdigit():

@@ -116,7 +116,9 @@ def test_an_installation_that_does_not_run_leaves_what_was_there(home, monkeypat
     with pytest.raises(CriuError, match="does not run") as caught:
         criu_setup.find()
     assert caught.value.code == "criu.install"
-    assert criu_binary.probe(home / "criu" / "criu").version == (3, 0, 0)
+    left = criu_binary.probe(home / "criu" / "criu")
+    assert left is not None
+    assert left.version == (3, 0, 0)
 
 
 def test_mirrors_of_the_machine(tmp_path):
@@ -155,6 +157,7 @@ def test_the_self_test_passes_and_is_remembered(criu, init_binary, home, monkeyp
 
 def test_the_self_test_fails_for_a_tool_that_is_none(home, tmp_path, init_binary):
     fake = criu_binary.probe(fake_criu(tmp_path / "criu", "9.0"))
+    assert fake is not None
     with pytest.raises(CriuError):
         criu_setup.self_test(fake, init_binary)
     assert not (home / "criu-self-test.json").exists()

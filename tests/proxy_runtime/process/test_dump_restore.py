@@ -10,7 +10,9 @@ import socket
 import stat
 import struct
 import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +63,7 @@ def test_many_generations(lab):
     for _ in range(4):
         lab.wait_lines(len(lab.lines()) + 3)
         cut = []
-        lab.dump(container, on_frozen=lambda container=container, cut=cut: cut.append(len(lab.lines())))
+        lab.dump(container, on_frozen=lambda cut=cut: cut.append(len(lab.lines())))
         container.kill()
         lab.log.write_text("".join(f"{number}\n" for number in numbers(lab)[: cut[0]]))
         container = lab.restore(spec)
@@ -157,7 +159,8 @@ def test_a_family_and_its_daemon_travel(lab):
     assert restored.wait(30) == ExitStatus(128 + signal.SIGUSR1, signal.SIGUSR1)
 
 
-def ring_words(path: Path) -> tuple[int, mmap.mmap]:
+def ring_words(path: Path | None) -> tuple[int, mmap.mmap]:
+    assert path is not None
     fd = os.open(path, os.O_RDWR)
     try:
         return os.fstat(fd).st_size, mmap.mmap(fd, 0)
@@ -250,11 +253,11 @@ def test_files_of_the_volume_travel(lab, tmp_path, init_binary, until):
 
 def test_a_volume_mounted_by_the_container_itself(lab, tmp_path, until):
     job = tmp_path / "job"
-    layers = [job, tmp_path / "upper", tmp_path / "work"]
-    for path in layers:
+    overlay = Overlay(job, tmp_path / "upper", tmp_path / "work", job)
+    for path in (overlay.lower, overlay.upper, overlay.work):
         path.mkdir()
-    spec = lab.spec("count", cwd=job, overlay=Overlay(*layers, job), log=job / "log")
-    log = layers[1] / "log"
+    spec = lab.spec("count", cwd=job, overlay=overlay, log=job / "log")
+    log = overlay.upper / "log"
     container = lab.launch(spec)
     until(lambda: log.exists() and log.read_text().count("\n") > 5, "five numbers")
     lab.dump(container)
@@ -341,6 +344,42 @@ def rank_running(lab, code: str):
     container = lab.launch(replace(spec, argv=(spec.argv[0], "-c", code)))
     lab.wait_lines(1)
     return container
+
+
+def test_ranks_of_a_job_are_frozen_and_restored_together(lab):
+    """The shim's way: all wait for each other in the hooks, from threads that end afterwards."""
+    labs = [replace(lab, directory=lab.directory / str(rank)) for rank in range(3)]
+    for each in labs:
+        each.directory.mkdir()
+    specs = [each.spec("count") for each in labs]
+    containers = [each.launch(spec) for each, spec in zip(labs, specs, strict=True)]
+    for each in labs:
+        each.wait_lines(3)
+    frozen, paused = threading.Barrier(3), threading.Barrier(3)
+    cut: dict[Path, bytes] = {}
+
+    def dump(each, container) -> None:
+        def on_frozen() -> None:
+            frozen.wait(60)
+            cut[each.log] = each.log.read_bytes()
+            frozen.wait(60)
+
+        each.dump(container, on_frozen=on_frozen)
+
+    def together(work, *arguments) -> list:
+        with ThreadPoolExecutor(3) as pool:
+            return list(pool.map(work, *arguments))
+
+    together(dump, labs, containers)
+    for container in containers:
+        container.kill()
+    for log, content in cut.items():
+        log.write_bytes(content)
+    restored = together(lambda each, spec: each.restore(spec, on_paused=lambda _: paused.wait(60)), labs, specs)
+    for each in labs:
+        each.wait_lines(cut[each.log].count(b"\n") + 3)
+        assert numbers(each) == list(range(len(numbers(each))))
+    assert [container.poll() for container in restored] == [None] * 3
 
 
 @pytest.mark.parametrize("accepted", [True, False])
@@ -453,7 +492,7 @@ def test_a_tool_that_is_none(lab, tmp_path):
         fake.write_text(content)
         fake.chmod(0o755)
         with pytest.raises(CriuError) as caught:
-            lab.__class__.dump(replace(lab, tool=replace(lab.tool, path=fake)), container, deadline_s=1.0)
+            replace(lab, tool=replace(lab.tool, path=fake)).dump(container, deadline_s=1.0)
         assert caught.value.code == code
     assert len(proc.in_pid_namespace_of(container.init_pid)) == 3
     lab.wait_lines(len(lab.lines()) + 3)
@@ -552,6 +591,43 @@ def test_criu_killed_in_mid_restore_leaves_nothing(lab, monkeypatch):
     assert killed >= 3
     assert len(made.namespaces) > 1
     assert made.left() == []
+
+
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from proxy_runtime.process import criu, proc
+from proxy_runtime.process.criu_binary import probe
+from proxy_runtime.process.namespace import ContainerSpec, launch
+init, tool, images, moment = sys.argv[1], probe(Path(sys.argv[2])), Path(sys.argv[3]), sys.argv[4]
+spec = ContainerSpec(argv=("/bin/sh", "-c", "sleep 1000 & sleep 1000; true"), env={"PATH": "/bin:/usr/bin"})
+def tell(container):
+    print(*proc.in_pid_namespace_of(container.init_pid), flush=True)
+    time.sleep(1000)
+container = launch(init, spec)
+while len(container.processes()) < 3:
+    time.sleep(0.001)
+criu.dump(tool, container, images, on_frozen=lambda: tell(container) if moment == "dump" else None)
+container.kill()
+criu.restore(tool, init, images, spec, on_paused=tell)
+"""
+
+
+@pytest.mark.parametrize("moment", ["dump", "restore"])
+def test_a_launcher_killed_in_the_middle_leaves_nothing(lab, moment, until):
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(lab.init), str(lab.tool.path), str(lab.images), moment],
+        cwd=Path(__file__).parents[3],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert len(pids) >= 6  # pid 1, keeper, three of the shell, CRIU
+    until(lambda: not any(lab.alive(pid) for pid in pids), "all are gone")
 
 
 def test_the_deadline_of_a_dump_lets_the_tree_live(lab):
