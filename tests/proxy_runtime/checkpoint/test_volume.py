@@ -117,7 +117,7 @@ class Overlay:
         self.lower, self.upper, self.merged = lower, base / "u", base / "m"
         for folder in (self.upper, base / "w", self.merged):
             folder.mkdir(exist_ok=True)
-        options = f"lowerdir={lower},upperdir={self.upper},workdir={base / 'w'},redirect_dir=off,metacopy=off"
+        options = f"lowerdir={lower},upperdir={self.upper},workdir={base / 'w'},redirect_dir=on,index=off,metacopy=off"
         subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", self.merged], check=True)
 
     def unmount(self) -> None:
@@ -212,11 +212,75 @@ def test_a_job_goes_on_over_a_restored_upper_directory(
         second.unmount()
 
 
-def test_a_directory_moved_by_reference_is_refused(tmp_path: Path) -> None:
+def test_renamed_directories_come_back_renamed(overlay: Overlay) -> None:
+    root = overlay.merged
+    (root / "keep").rename(root / "moved")  # same parent: a relative reference
+    (root / "moved" / "a").write_text("changed after")
+    (root / "removed_dir" / "sub").rename(root / "moved" / "sub")  # another parent: an absolute one
+    (root / "removed_dir").rename(root / "again" / "outer")
+    (root / "keep").mkdir()  # a new one where the old one was
+    (root / "keep" / "fresh").write_text("fresh")
+    (root / "again").rename(root / "last")
+    (root / "again").write_text("a file")
+    shown = describe(root)
+    overlay.unmount()
+    assert any("trusted.overlay.redirect" in os.listxattr(p) for p in overlay.upper.rglob("*") if p.is_dir())
+    volume.merge_back(overlay.upper, overlay.lower)
+    found = describe(overlay.lower)
+    assert {n: (w[0], w[5]) for n, w in found.items()} == {n: (w[0], w[5]) for n, w in shown.items()}
+
+
+@pytest.mark.parametrize("at", range(1, 30, 3))
+def test_a_merge_that_failed_goes_on(overlay: Overlay, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    root = overlay.merged
+    change(root)
+    (root / "keep").rename(root / "moved")
+    (root / "keep").mkdir()
+    (root / "keep" / "fresh").write_text("fresh")
+    shown = describe(root)
+    overlay.unmount()
+    left = at
+    with monkeypatch.context() as patched:
+        for name in ("rename", "replace", "mkdir", "utime", "unlink", "link"):
+            call = getattr(os, name)
+
+            def failing(*args: object, _call: Callable[..., object] = call, **kwargs: object) -> object:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    raise OSError(5, "Input/output error")
+                return _call(*args, **kwargs)
+
+            patched.setattr(os, name, failing)
+        with pytest.raises(CheckpointError, match="Input/output error"):
+            volume.merge_back(overlay.upper, overlay.lower)
+    volume.merge_back(overlay.upper, overlay.lower)
+    found = describe(overlay.lower)
+    assert {n: (w[0], w[5]) for n, w in found.items()} == {n: (w[0], w[5]) for n, w in shown.items()}
+
+
+def test_a_redirect_cannot_lead_outside(tmp_path: Path) -> None:
     upper, lower = tmp_path / "u", tmp_path / "l"
     (upper / "d").mkdir(parents=True)
     lower.mkdir()
-    os.setxattr(upper / "d", "trusted.overlay.redirect", b"/elsewhere")
-    with pytest.raises(CheckpointError, match="redirect_dir=off") as caught:
+    (tmp_path / "secret").mkdir()
+    (lower / "link").symlink_to(tmp_path)
+    os.setxattr(upper / "d", "trusted.overlay.redirect", b"/../secret")
+    with pytest.raises(CheckpointError) as caught:
+        volume.merge_back(upper, lower)
+    assert caught.value.code == UNSUPPORTED
+    os.setxattr(upper / "d", "trusted.overlay.redirect", b"/link/secret")
+    volume.merge_back(upper, lower)
+    assert (tmp_path / "secret").is_dir()
+    assert (lower / "d").is_dir()
+
+
+def test_a_file_by_reference_is_refused(tmp_path: Path) -> None:
+    upper, lower = tmp_path / "u", tmp_path / "l"
+    upper.mkdir()
+    lower.mkdir()
+    (upper / "f").touch()
+    os.setxattr(upper / "f", "trusted.overlay.metacopy", b"")
+    with pytest.raises(CheckpointError, match="metacopy=off") as caught:
         volume.merge_back(upper, lower)
     assert caught.value.code == UNSUPPORTED
