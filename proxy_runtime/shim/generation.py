@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from proxy_runtime.build import Build
 from proxy_runtime.channel.ring import Ring
+from proxy_runtime.cut.agreement import verify_completed
 from proxy_runtime.device.client import DeviceProxyClient, Zygote, connect_fabric
 from proxy_runtime.process import criu, inspect
 from proxy_runtime.process.criu_setup import Criu
@@ -277,11 +278,16 @@ def ended_on_error(generation: Generation) -> Iterator[Generation]:
         raise
 
 
-def require_comms_agree(counts: list[dict[str, Any]]) -> None:
-    """The check at load (facts/cut.md): every member has completed the same collectives."""
-    from proxy_runtime.cut.agreement import verify_completed
+def require_same_counts(counts: dict[int, dict[str, Any]]) -> None:
+    """The check at load (facts/cut.md): all members of a communicator have completed the same collectives.
 
-    try:
-        verify_completed(counts)
-    except ValueError as error:
-        raise RunError(f"the checkpoint is not a consistent cut: {error}", code="run.inconsistent-cut") from error
+    Args:
+        counts: per rank, sequence -> `completed`, as its proxy has loaded them.
+
+    Raises:
+        AgreementError: the checkpoint is not a consistent cut.
+    """
+    verify_completed(
+        {sequence: {rank: comm["completed"]} for sequence, comm in by_sequence.items()}
+        for rank, by_sequence in counts.items()
+    )

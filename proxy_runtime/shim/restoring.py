@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.reader import CheckpointReader
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
-from proxy_runtime.shim.generation import Generation, Rank, in_background, in_parallel, require_comms_agree
+from proxy_runtime.shim.generation import Generation, Rank, in_background, in_parallel, require_same_counts
 from proxy_runtime.shim.spec import RankExit, RunError
 
 
@@ -53,12 +54,12 @@ def restore(
             in_background(_restore_rank, generation, rank, tool, scratch, gate, deadline_s) for rank in waiting
         ]
         try:
-            loads = [lambda rank=rank: _load(generation, rank, scratch) for rank in generation.ranks]
-            require_comms_agree(in_parallel(loads))
             gate.wait_all(deadline_s)
             timings["processes"] = (time.perf_counter() - clock) * 1e3
             clock = time.perf_counter()
             generation.attach()
+            loads = [lambda rank=rank: _load(generation, rank, scratch) for rank in waiting]
+            require_same_counts(dict(zip((rank.rank for rank in waiting), in_parallel(loads), strict=True)))
             commit()
         except BaseException:
             gate.refuse()
@@ -81,7 +82,7 @@ def _fetch(rank: Rank, reader: CheckpointReader, scratch: Path) -> None:
         reader.restore_part(Part.process(rank.rank), base / "process")
 
 
-def _load(generation: Generation, rank: Rank, scratch: Path) -> dict[str, object]:
+def _load(generation: Generation, rank: Rank, scratch: Path) -> dict[str, Any]:
     base = scratch / f"rank-{rank.rank}" / "device"
     return generation.proxy_of(rank).load(rank.rank, base / "meta", base / "storages")["counts"]
 
