@@ -74,10 +74,10 @@ system:
 	@scripts/system_packages.sh
 
 native: runtime
-	@$(PY) -m proxy_runtime.build
+	@$(PY) -m proxy_runtime.build >/dev/null
 
 criu: runtime
-	@$(PY) -m proxy_runtime.process.criu_setup
+	@$(PY) -m proxy_runtime.process.criu_setup >/dev/null
 
 $(STAMPS)/venv:
 	@scripts/make_venv.sh $(PYTHON) $(VENV)

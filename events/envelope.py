@@ -6,6 +6,7 @@ and the key is the job, so that the events of a job keep their order.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,6 +22,7 @@ _CONTENT_TYPE = "content-type"
 _PREFIX = "ce_"
 _PARTITION_KEY = "partitionkey"
 _INTEGERS = frozenset({"epoch"})
+_DIGITS = re.compile(r"[0-9]{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def from_kafka(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Eve
             content_type = text.partition(";")[0].strip().lower()
         elif name.startswith(_PREFIX):
             key = name.removeprefix(_PREFIX)
-            document[key] = int(text) if key in _INTEGERS and text.isascii() and text.isdigit() else text
+            document[key] = int(text) if key in _INTEGERS and _DIGITS.fullmatch(text) else text
     if "specversion" not in document:
         raise _not_an_event("header 'ce_specversion' is missing")
     if content_type != "application/json":

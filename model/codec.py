@@ -39,7 +39,7 @@ def from_value(shape: type[T], value: object) -> T:
     """
     try:
         # Through JSON mode: there an array is a tuple and a string is an enum's member, but "1" is not 1.
-        return adapter(shape).validate_json(orjson.dumps(value), strict=True)
+        return adapter(shape).validate_json(as_json(shape.__name__, value), strict=True)
     except ValidationError as error:
         names = {shape.__name__: field_names(shape)}
         raise ModelError.of_faults(
@@ -77,6 +77,22 @@ def parse_json(subject: str, data: bytes | str) -> object:
             f"{subject}: line {error.lineno}, column {error.colno} is not JSON ({error.msg.split(':')[0]}).",
             code="model.json",
             remedy="Correct it there.",
+        ) from None
+
+
+def as_json(subject: str, value: object) -> bytes:
+    """Writes parsed JSON or YAML as JSON text.
+
+    Raises:
+        ModelError: it holds something that JSON does not have, such as a date (``model.json``).
+    """
+    try:
+        return orjson.dumps(value)
+    except TypeError as error:
+        raise ModelError(
+            f"{subject} holds a value that JSON does not have ({error}).",
+            code="model.json",
+            remedy="Write it as a string, in quotes, or as a number that fits.",
         ) from None
 
 

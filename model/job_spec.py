@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, cast
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
-from model.codec import faults_of, parse_json, show
+from model.codec import as_json, faults_of, parse_json, show
 from model.errors import Fault, ModelError
 from model.ids import CheckpointId, JobId, TenantId
 from model.units import Bytes
@@ -234,11 +233,7 @@ def parse_job_spec(data: bytes | str | Mapping[str, Any]) -> JobSpec:
 
 
 def _validate(fields: Mapping[str, object], faulty: frozenset[str]) -> JobSpec:
-    try:
-        text = orjson.dumps(fields)
-    except TypeError as error:
-        fault = Fault("the whole", f"holds a value that JSON does not have ({error})", "Put it in quotes.")
-        raise ModelError.of_faults("JobSpec", [fault], code="model.job-spec") from None
+    text = as_json("JobSpec", fields)
     return JobSpec.model_validate_json(text, context={"faulty": faulty}, by_alias=True, by_name=False)
 
 

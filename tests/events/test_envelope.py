@@ -154,6 +154,13 @@ def test_what_is_no_cloudevent(headers, words):
     assert caught.value.code == "events.not-an-event"
 
 
+@pytest.mark.parametrize("text", [b"", b"-1", b"x", b"9" * 19, b"9" * 5000, "\u0663".encode()])
+def test_an_epoch_header_that_is_no_epoch(text):
+    message = envelope.to_kafka(phase_changed())
+    with pytest.raises(ModelError, match="`epoch`"):
+        envelope.from_kafka(message.value, [*without("ce_epoch"), ("ce_epoch", text)])
+
+
 def test_a_tombstone_is_no_event():
     with pytest.raises(ModelError, match="it has no value"):
         envelope.from_kafka(None, envelope.to_kafka(phase_changed()).headers)
