@@ -5,7 +5,7 @@ set -euo pipefail
 python=$1 venv=$2
 
 if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
-  echo "Ergosphere needs Python 3.11 or 3.12, but '$python' is $("$python" -V 2>&1 || echo missing)." \
+  echo "Ergosphere needs Python 3.11 or 3.12, but '$python' is $("$python" -V 2>/dev/null | grep . || echo not there)." \
     "Name another one: make PYTHON=python3.11 ..." >&2
   exit 1
 fi
