@@ -9,14 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from benchmarks import runtime  # noqa: F401  (registers its benchmarks)
+from benchmarks import runtime, store  # noqa: F401  (they register their benchmarks)
 from benchmarks.harness import Benchmark, Context, select
 from benchmarks.machine import describe_machine, describe_versions
 from proxy_runtime.errors import ErgoError
@@ -40,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(benchmarks))
         return 0
     given = sys.argv[1:] if arguments is None else arguments
+    signal.signal(signal.SIGTERM, _interrupt)  # what was started is ended on the way out
     return run_all(benchmarks, chosen.repeat, chosen.results, shlex.join(["python", "-m", "benchmarks", *given]))
 
 
@@ -60,6 +63,10 @@ def run_all(benchmarks: Mapping[str, Benchmark], repeat: int, results: Path, com
     return code
 
 
+def _interrupt(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
 def _append(results: Path, record: dict[str, Any]) -> None:
     """Adds one line, in one write, so that a reader never sees half of one."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -73,4 +80,8 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        _say("interrupted: what was started has been ended.")
+        sys.exit(130)

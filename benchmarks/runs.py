@@ -83,7 +83,7 @@ class Report:
 def run_native(script: str, arguments: Sequence[str], *, ranks: int, cwd: Path, deadline_s: float = 300) -> Outcome:
     """Runs a script of this repository by torchrun on the CPU, one thread a rank."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    output = _run([sys.executable, *launcher, str(ROOT / script), *arguments], cwd, deadline_s)
+    output = run_command([sys.executable, *launcher, str(ROOT / script), *arguments], cwd, deadline_s)
     return parse_output(output, ranks)
 
 
@@ -104,7 +104,7 @@ def run_ergo(
     """
     report = cwd / "report.json"
     places = ["--nproc", str(ranks), "--devices", str(ranks), "--threads", "1", "--json-report", str(report)]
-    output = _run([*ergo_command(), "run", *places, *options, str(ROOT / script), *arguments], cwd, deadline_s)
+    output = run_command([*ergo_command(), "run", *places, *options, str(ROOT / script), *arguments], cwd, deadline_s)
     outcome = parse_output(output, ranks) if reports_digests else Outcome({}, {})
     return outcome, Report.read(report)
 
@@ -156,7 +156,7 @@ def _environment() -> dict[str, str]:
     return environment | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_NATIVE_JIT": "1", "PYTHONHASHSEED": "0"}
 
 
-def _run(command: Sequence[str], cwd: Path, deadline_s: float) -> str:
+def run_command(command: Sequence[str], cwd: Path, deadline_s: float) -> str:
     """Runs a command in a session of its own and returns what it wrote; nothing of it outlives the call."""
     log = cwd / "output.txt"
     with log.open("wb") as sink:
@@ -184,8 +184,8 @@ def _run(command: Sequence[str], cwd: Path, deadline_s: float) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Asks the session to end, then makes it."""
-    for number, patience_s in ((signal.SIGTERM, 15), (signal.SIGKILL, 15)):
+    """Asks the session to end, then makes it. torchrun gives its ranks, which have their own sessions, 30 s."""
+    for number, patience_s in ((signal.SIGTERM, 45), (signal.SIGKILL, 15)):
         try:
             os.killpg(process.pid, number)
             process.wait(patience_s)

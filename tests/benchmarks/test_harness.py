@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks.harness import BenchmarkError, Condition, Context, Figure, Paired, alternate, paired, select
-from benchmarks.runs import Cut, Outcome, Report, StepTimes, parse_output
+from benchmarks.runs import Cut, Outcome, Report, StepTimes, parse_output, run_command
 from benchmarks.runtime import cut_gaps_s, downtime_parts
 
 
@@ -157,3 +159,34 @@ def test_downtime_is_the_gap_that_the_script_saw() -> None:
         "runtime.downtime_s.process": 0.3,
         "runtime.downtime_s.told": 1.0,
     }
+
+
+def test_a_run_that_is_late_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import pathlib, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "pathlib.Path('child').write_text(str(child.pid))\n"
+        "print('started', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with pytest.raises(BenchmarkError, match=r"(?s)not done after 3 s.*started"):
+        run_command([sys.executable, str(script)], tmp_path, deadline_s=3)
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 10
+    while _runs(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _runs(child)
+
+
+def test_a_run_that_fails_says_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(BenchmarkError, match=r"(?s)exit code 3: .*oh no"):
+        run_command([sys.executable, "-c", "print('oh no'); raise SystemExit(3)"], tmp_path, deadline_s=60)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there and not only waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

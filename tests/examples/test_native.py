@@ -36,7 +36,7 @@ def run(cwd: Path, script: str, arguments: list[str], ranks: int = 0) -> str:
         env=environment | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

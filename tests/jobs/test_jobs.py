@@ -44,7 +44,7 @@ def run(
         env=environment | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
 
 
