@@ -1,0 +1,65 @@
+// Operators that composites choose for CUDA tensors and that have no CPU kernel. A rank sees a CUDA device
+// also where the device is a CPU accelerator, so they arrive here. Registered for the CPU key of this process.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/mm.h>
+#include <torch/library.h>
+
+#include <array>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+namespace ergo::device {
+namespace {
+
+using at::IntArrayRef;
+using at::Tensor;
+
+bool no_library_ctc(const Tensor&, const Tensor&, IntArrayRef, IntArrayRef, int64_t) { return false; }
+bool no_library_ctc_tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t) { return false; }
+
+// y = x * rstd * w with rstd = 1 / sqrt(mean(x^2) + eps); rstd keeps the normalised dimensions as size 1.
+std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& input, IntArrayRef normalized_shape,
+                                             const Tensor& rstd, const std::optional<Tensor>& weight,
+                                             std::array<bool, 2> output_mask) {
+  const auto n = static_cast<int64_t>(normalized_shape.size());
+  std::vector<int64_t> inner, outer;
+  for (int64_t d = 0; d < input.dim(); d++) (d < input.dim() - n ? outer : inner).push_back(d);
+  const bool weighted = weight.has_value() && weight->defined();
+  Tensor normalised = input * rstd;
+  Tensor grad_normalised = weighted ? grad * *weight : grad;
+  std::tuple<Tensor, Tensor> result;
+  if (output_mask[0])
+    std::get<0>(result) =
+        (rstd * (grad_normalised - normalised * (grad_normalised * normalised).mean(inner, /*keepdim=*/true)))
+            .to(input.scalar_type());
+  if (output_mask[1] && weighted) {
+    Tensor product = grad * normalised;
+    std::get<1>(result) = (outer.empty() ? product : product.sum(outer)).to(weight->scalar_type());
+  }
+  return result;
+}
+
+Tensor mm_to_dtype(const Tensor& self, const Tensor& other, at::ScalarType dtype) {
+  return at::mm(self.to(dtype), other.to(dtype));
+}
+
+Tensor& mm_to_dtype_out(const Tensor& self, const Tensor& other, at::ScalarType dtype, Tensor& out) {
+  Tensor result = mm_to_dtype(self, other, dtype);
+  out.resize_(result.sizes());
+  return out.copy_(result);
+}
+
+}  // namespace
+}  // namespace ergo::device
+
+TORCH_LIBRARY_IMPL(aten, CPU, library) {
+  using namespace ergo::device;
+  library.impl("_use_cudnn_ctc_loss", no_library_ctc);
+  library.impl("_use_cudnn_ctc_loss.Tensor", no_library_ctc_tensor);
+  library.impl("_use_miopen_ctc_loss", no_library_ctc);
+  library.impl("_use_miopen_ctc_loss.Tensor", no_library_ctc_tensor);
+  library.impl("_fused_rms_norm_backward", rms_norm_backward);
+  library.impl("mm.dtype", mm_to_dtype);
+  library.impl("mm.dtype_out", mm_to_dtype_out);
+}
