@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 
 from proxy_runtime.checkpoint.errors import CheckpointError
 from proxy_runtime.checkpoint.files import PRIVATE_FILE
 from proxy_runtime.checkpoint.merkle import Hasher
-from proxy_runtime.checkpoint.pack import SUFFIX, SUSPECT_SUFFIX, Location, read_index
+from proxy_runtime.checkpoint.pack import SUFFIX, SUSPECT_SUFFIX, Entries, Location, read_index
 
 
 class ChunkIndex:
@@ -24,7 +23,7 @@ class ChunkIndex:
         self._folder = folder
         self._hasher = hasher
         self._lock = threading.Lock()
-        self._chunks: dict[bytes, Location] = {}
+        self._chunks: Entries = {}
         self._packs: set[str] = set()
         self._suspects: set[str] = set()
         self.broken: dict[str, CheckpointError] = {}
@@ -50,11 +49,12 @@ class ChunkIndex:
 
     def get(self, chunk: bytes) -> Location | None:
         """Where a chunk lies, or None."""
-        return self._chunks.get(chunk)
+        found = self._chunks.get(chunk)
+        return None if found is None else Location._make(found)
 
     def reusable(self, chunk: bytes) -> Location | None:
         """Where a chunk lies that a new checkpoint may build on, or None."""
-        at = self._chunks.get(chunk)
+        at = self.get(chunk)
         return None if at is None or at.pack in self._suspects else at
 
     def suspect(self, pack: str) -> None:
@@ -65,7 +65,7 @@ class ChunkIndex:
         except OSError:
             pass  # a read-only copy: nobody writes new checkpoints there either
 
-    def add(self, pack: str, entries: Iterable[tuple[bytes, Location]]) -> None:
+    def add(self, pack: str, entries: Entries) -> None:
         """Takes in a pack that this process sealed."""
         with self._lock:
             self._chunks.update(entries)
@@ -77,7 +77,7 @@ class ChunkIndex:
         with self._lock:
             by_pack: dict[str, list[tuple[bytes, Location]]] = {pack: [] for pack in self._packs}
             for chunk, at in self._chunks.items():
-                by_pack[at.pack].append((chunk, at))
+                by_pack[at[0]].append((chunk, Location._make(at)))
             return by_pack
 
     def path(self, pack: str) -> Path:

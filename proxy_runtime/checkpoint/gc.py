@@ -120,19 +120,20 @@ def _repack(layout: Layout, moving: list[tuple[bytes, Location]]) -> tuple[set[s
     added = 0
     pack: PackWriter | None = None
     moving.sort(key=lambda item: (item[1].pack, item[1].offset))
-    with ChunkReader(layout.index, layout.hasher) as chunks:
-        for chunk, at in moving:
-            data = chunks.read([(chunk, at.length)], "repacking")
-            if pack is None:
-                pack = PackWriter(layout.writing / secrets.token_hex(8), layout.hasher, layout.files)
-            item = [(chunk, data, at.length)]
-            pack.write(item, pack.reserve(item))
-            if pack.size >= TARGET_BYTES:
-                added += pack.size
-                packs.add(pack.seal(layout.packs)[0])
-                pack = None
-    if pack is not None:
-        added += pack.size
-        packs.add(pack.seal(layout.packs)[0])
+    try:
+        with ChunkReader(layout.index, layout.hasher) as chunks:
+            for at, (chunk, location) in enumerate(moving, 1):
+                data = chunks.read([(chunk, location.length)], "repacking")
+                if pack is None:
+                    pack = PackWriter(layout.writing / secrets.token_hex(8), layout.hasher, layout.files)
+                item = [(chunk, data, location.length)]
+                pack.write(item, pack.reserve(item))
+                if pack.size >= TARGET_BYTES or at == len(moving):
+                    added += pack.size
+                    packs.add(pack.seal(layout.packs)[0])
+                    pack = None
+    finally:
+        if pack is not None:
+            pack.close()
     layout.files.sync_dir(layout.packs)
     return packs, added

@@ -23,8 +23,9 @@ def merge_back(upper: Path, lower: Path) -> None:
     """Applies ``upper`` to ``lower``: changed files replaced atomically, whiteouts and opaque directories obeyed.
 
     Files keep their hard links among each other, modes, owners, times and user attributes. Directories that the job
-    renamed are moved. Nothing outside of ``lower`` is touched: a symbolic link in the way is replaced, never
-    followed. After a failure it may be run again until it succeeds, and goes on where it ended.
+    renamed are moved. Mode and owner of ``lower`` itself stay. Nothing outside of ``lower`` is touched: a symbolic
+    link in the way is replaced, never followed. After a failure it may be run again until it succeeds, and goes on
+    where it ended.
 
     Args:
         upper: the upper directory, unmounted, of an overlay with ``metacopy=off``.
@@ -44,7 +45,6 @@ def merge_back(upper: Path, lower: Path) -> None:
         _Merge(top, bottom, aside).directory(b"")
         if redirects:
             shutil.rmtree(journal)
-            _copy_metadata(top, bottom, os.lstat(top))
     except OSError as error:
         path = os.fsdecode(error.filename) if error.filename else lower
         raise from_os_error(error, "bring the job's files back", path=path) from error
@@ -132,7 +132,8 @@ class _Merge:
                 if _METACOPY in os.listxattr(source, follow_symlinks=False):
                     raise _refuse(source, _METACOPY)
                 _replace(source, target, info, self._links)
-        _copy_metadata(upper, lower, os.lstat(upper))
+        if path:  # the top one is the user's and not the job's to change
+            _copy_metadata(upper, lower, os.lstat(upper))
 
 
 def _replace(source: bytes, target: bytes, info: os.stat_result, links: dict[tuple[int, int], bytes]) -> None:

@@ -42,6 +42,10 @@ class Location(NamedTuple):
     length: int
 
 
+Entries = dict[bytes, tuple[str, int, int, int]]
+"""Chunks of a pack by id: the fields of a `Location`, plain because there are very many of them."""
+
+
 class PackWriter:
     """A pack being written. Thread-safe: space is reserved under a lock, written outside of it."""
 
@@ -85,7 +89,7 @@ class PackWriter:
                 self._writing -= 1
                 self._lock.notify_all()
 
-    def seal(self, folder: Path) -> tuple[str, list[tuple[bytes, Location]]]:
+    def seal(self, folder: Path) -> tuple[str, Entries]:
         """Writes the index, makes the pack durable and gives it its final name in ``folder``.
 
         Returns:
@@ -103,7 +107,7 @@ class PackWriter:
             self.close()
         pack = node.hex()[:40]
         self._files.rename(self.scratch, folder / (pack + SUFFIX))
-        return pack, [(c, Location(pack, offset, stored, length)) for c, offset, stored, length in self._entries]
+        return pack, {c: (pack, offset, stored, length) for c, offset, stored, length in self._entries}
 
     def close(self) -> None:
         """Closes the descriptor; what was not sealed stays as garbage under its scratch name."""
@@ -112,7 +116,7 @@ class PackWriter:
             self._fd = -1
 
 
-def read_index(path: Path, hasher: Hasher) -> list[tuple[bytes, Location]]:
+def read_index(path: Path, hasher: Hasher) -> Entries:
     """Reads and proves a pack's index.
 
     Raises:
@@ -144,4 +148,4 @@ def read_index(path: Path, hasher: Hasher) -> list[tuple[bytes, Location]]:
     if header != _HEADER.pack(_MAGIC, VERSION):
         raise damaged(f"the header of {name}", "that of a pack", header[:12].hex())
     pack = path.stem
-    return [(c, Location(pack, offset, stored, length)) for c, offset, stored, length in _ENTRY.iter_unpack(index)]
+    return {c: (pack, offset, stored, length) for c, offset, stored, length in _ENTRY.iter_unpack(index)}

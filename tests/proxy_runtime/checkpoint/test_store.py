@@ -321,3 +321,37 @@ def test_the_same_name_twice_is_refused(store: Store) -> None:
         writer.add_bytes(Part.device(0), "f", b"x")
         with pytest.raises(CheckpointError, match="added twice"):
             writer.add_bytes(Part.device(0), "f", b"y")
+
+
+def test_parts_may_be_restored_from_many_threads(store: Store, make_header: Header, tmp_path: Path) -> None:
+    with store.begin("job", 1) as writer:
+        for rank in range(6):
+            writer.add_bytes(Part.process(rank), "pages", noise(5 << 20) + noise(1 << 20, rank))
+        writer.commit(make_header(6))
+    reader = Store.open(store.path).read()
+    with ThreadPoolExecutor(6) as pool:
+        jobs = [pool.submit(reader.restore_part, Part.process(r), tmp_path / str(r)) for r in range(6)]
+        for job in jobs:
+            job.result()
+    for rank in range(6):
+        assert (tmp_path / str(rank) / "pages").read_bytes() == noise(5 << 20) + noise(1 << 20, rank)
+
+
+def test_no_descriptor_and_no_thread_is_left(store: Store, make_header: Header, tmp_path: Path) -> None:
+    def here() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    before = here()
+    save(store, make_header(), noise(1 << 20))
+    store.begin("job", 1).abort()
+    with store.begin("job", 1) as writer:
+        writer.add_bytes(Part.device(0), "f", noise(1 << 20, 1))
+    store.read().restore_part(Part.device(0), tmp_path / "out")
+    store.read().verify()
+    store.gc()
+    assert here() == before
+
+
+def test_a_file_that_is_not_there_is_named(store: Store, tmp_path: Path) -> None:
+    with store.begin("job", 1) as writer, pytest.raises(CheckpointError, match=r"pages-1\.img: No such file"):
+        writer.add_file(Part.process(0), "pages-1.img", tmp_path / "pages-1.img")

@@ -177,6 +177,7 @@ def test_merging_back_shows_what_the_overlay_showed(overlay: Overlay, tmp_path: 
     change(overlay.merged)
     shown = describe(overlay.merged)
     overlay.unmount()
+    overlay.upper.chmod(0o700)  # as made by whoever mounted it
     for _ in range(2):  # the second time changes nothing
         volume.merge_back(overlay.upper, overlay.lower)
         found = describe(overlay.lower)
