@@ -1,7 +1,7 @@
 """Lets a character GPT write text: inference only, no optimizer, no gradients.
 
     python examples/generate_text.py --weights out/char_gpt/weights.pt --characters 400
-    python examples/generate_text.py --characters 200        # random weights, from --seed
+    python examples/generate_text.py --characters 200  # random weights, from --seed
 
 Every rank writes its own text. Characters are drawn on the CPU from the device's logits, so that the device draws no
 random number; ``--draw device`` draws there instead.
