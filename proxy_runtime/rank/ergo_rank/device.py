@@ -16,6 +16,7 @@ def install(channel: Channel) -> None:
     # Registered first, so it runs after every handler that user code registers.
     atexit.register(_finish)
     import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from ergo_rank import _interposer, compiling, distributed, forbidden, generators, memory, storages
 
@@ -30,7 +31,7 @@ def install(channel: Channel) -> None:
     forbidden.install()
     compiling.install()
     distributed.install()
-    torch.optim.optimizer.register_optimizer_step_post_hook(_count_step)
+    register_optimizer_step_post_hook(_count_step)
     _watch_libraries()
 
 

@@ -17,8 +17,9 @@ from ergo_rank import _interposer
 
 __all__ = ["install"]
 
-# All of them would open sockets, to other ranks or to a GPU: the channel carries their collectives.
-_REPLACED = ("nccl", "nccl2", "nccl-lazy", "nccl-legacy", "gloo")
+# torch's names. All of these backends would open sockets, to other ranks or to a GPU.
+_BUILT_IN = ("nccl", "gloo")
+_VARIANTS = ("ergo", "nccl2", "nccl-lazy", "nccl-legacy")
 
 _made: collections.Counter[str] = collections.Counter()
 
@@ -28,11 +29,11 @@ def install() -> None:
     if not dist.is_available():
         return
     backend = dist.distributed_c10d.Backend
-    backend.register_backend("ergo", _make_backend("ergo"), extended_api=True, devices=["cpu", "cuda"])
-    for name in _REPLACED:
-        plugin = backend._plugins.get(name.upper())
-        if plugin is not None:
-            backend._plugins[name.upper()] = plugin._replace(creator_fn=_make_backend(name), extended_api=True)
+    # A name that has a plugin already is not looked up among torch's own.
+    for name in _BUILT_IN:
+        backend._plugins[name.upper()] = backend._BackendPlugin(_make_backend(name), True)
+    for name in _VARIANTS:
+        backend.register_backend(name, _make_backend(name), extended_api=True, devices=["cpu", "cuda"])
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
     for scheme in ("env", "tcp"):
         rendezvous._rendezvous_handlers[scheme] = _rendezvous

@@ -12,7 +12,7 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Lets ``torch.UntypedStorage(..., device="cuda")`` and ``storage.resize_`` work on the device proxy."""
+    """Lets device storages be made, resized, written to files and read back."""
     untyped = torch.UntypedStorage
     make = untyped.__new__
     resize = untyped.resize_
@@ -33,5 +33,21 @@ def install() -> None:
         _interposer.resize_storage(view, size)
         return self
 
+    write, read = untyped._write_file, untyped._set_from_file
+
+    # torch's own pass the device address on as if it were memory that any tensor may wrap.
+    def _write_file(self: torch.UntypedStorage, *args: Any) -> Any:
+        return write(self if self.device.type != "cuda" else self.cpu(), *args)
+
+    def _set_from_file(self: torch.UntypedStorage, *args: Any) -> Any:
+        if self.device.type != "cuda":
+            return read(self, *args)
+        staged = make(torch.UntypedStorage, self.nbytes())
+        read(staged, *args)
+        self.copy_(staged)
+        return self
+
+    untyped._write_file = _write_file  # type: ignore[method-assign, assignment]
+    untyped._set_from_file = _set_from_file  # type: ignore[method-assign, assignment]
     untyped.__new__ = staticmethod(new)  # type: ignore[method-assign, assignment]
     untyped.resize_ = resize_  # type: ignore[method-assign, assignment]

@@ -19,7 +19,7 @@ uint64_t next_generator_id() {
 
 class DeviceGenerator final : public c10::GeneratorImpl {
  public:
-  explicit DeviceGenerator(uint64_t id) : GeneratorImpl(device(), c10::DispatchKeySet(kDeviceKey)), id_(id) {
+  explicit DeviceGenerator(uint64_t id) : GeneratorImpl(rank::device(), c10::DispatchKeySet(kDeviceKey)), id_(id) {
     if (id_ != 0) Channel::instance().send(Message::NewGenerator, 1, [&](uint64_t* body) { body[0] = id_; });
   }
 

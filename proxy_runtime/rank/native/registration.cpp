@@ -85,10 +85,18 @@ torch::Library& library_of(std::string_view ns) {
 
 DeviceKind device_kind = DeviceKind::Cpu;
 
-bool is_forwarded(const c10::OperatorHandle& op) {
+// Whether a kernel is ours. Newer torch versions hand it out in a wrapper.
+template <class Kernel>
+bool is_ours(const Kernel& kernel) {
   static const auto ours = c10::KernelFunction::makeFromBoxedFunction<&forward_operator>();
-  return op.hasKernelForDispatchKey(kDeviceKey) &&
-         op.getComputedKernelForDispatchKey(kDeviceKey)._equalsBoxedAndUnboxed(ours);
+  if constexpr (requires { kernel.kernelFunction(); })
+    return kernel.kernelFunction()._equalsBoxedAndUnboxed(ours);
+  else
+    return kernel._equalsBoxedAndUnboxed(ours);
+}
+
+bool is_forwarded(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(kDeviceKey) && is_ours(op.getComputedKernelForDispatchKey(kDeviceKey));
 }
 
 bool wanted(const c10::OperatorHandle& op, const std::string& name) {

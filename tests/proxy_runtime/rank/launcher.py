@@ -1,0 +1,194 @@
+"""Runs a script as ranks of a job whose devices are bare proxies (`device_process.py`)."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "scripts"
+_MAGIC = 0x4552474F52494E47
+_HEADER_BYTES = 8192
+_PROXY_GONE = 2496
+_RESPONSE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """How one rank ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(slots=True)
+class Launcher:
+    """Where the build is, and how large rings are.
+
+    Attributes:
+        rank_dir: the injected directory.
+        device_dir: the folder of ``_ergo_device.so``.
+        ring_bytes: size of each rank's ring; small ones make ranks wait for room.
+    """
+
+    rank_dir: Path
+    device_dir: Path
+    ring_bytes: int = 1 << 20
+    deadline_s: float = 120.0
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def run(
+        self,
+        script: Path | str,
+        *arguments: str,
+        ranks: int = 1,
+        devices: int | None = None,
+        python_path: str = "",
+        kill_device_after_output: bool = False,
+    ) -> list[RankResult]:
+        """Runs `script` in every rank until all have ended.
+
+        Args:
+            script: a path, or a program for ``python -c``.
+            arguments: of the script.
+            ranks: how many.
+            devices: how many proxies; default one per rank.
+            python_path: what the user's own ``PYTHONPATH`` holds.
+            kill_device_after_output: kill the proxies when rank 0 prints its first line.
+        """
+        devices = ranks if devices is None else devices
+        command = [str(script)] if isinstance(script, Path) else ["-c", script]
+        with ExitStack() as stack:
+            rings = [self._ring(stack, rank) for rank in range(ranks)]
+            proxies = self._start_proxies(stack, rings, devices)
+            processes = [
+                self._start_rank(stack, [*command, *arguments], rank, ranks, rings[rank], python_path)
+                for rank in range(ranks)
+            ]
+            if kill_device_after_output:
+                assert processes[0].stdout is not None
+                processes[0].stdout.readline()
+                for proxy in proxies:
+                    proxy.kill()
+                    proxy.wait()
+                for ring in rings:
+                    _mark_gone(ring)
+            return self._collect(processes, proxies, rings)
+
+    def _ring(self, stack: ExitStack, rank: int) -> int:
+        descriptor = os.memfd_create(f"ring-{rank}")
+        stack.callback(os.close, descriptor)
+        os.ftruncate(descriptor, _HEADER_BYTES + self.ring_bytes + _RESPONSE_BYTES)
+        os.pwrite(descriptor, struct.pack("<QIIQQQ", _MAGIC, 1, rank, self.ring_bytes, _RESPONSE_BYTES, 0), 0)
+        return descriptor
+
+    def _start_proxies(self, stack: ExitStack, rings: list[int], devices: int) -> list[subprocess.Popen[str]]:
+        ranks = len(rings)
+        table = [rank * devices // ranks for rank in range(ranks)]
+        segments: dict[tuple[int, int], int] = {}
+        if devices > 1:
+            size = int(
+                subprocess.run(
+                    [sys.executable, "-c", f"import sys, torch; sys.path.insert(0, {str(self.device_dir)!r}); "
+                     "import _ergo_device; print(_ergo_device.shm_segment_bytes(1 << 20))"],
+                    check=True, capture_output=True, text=True,
+                ).stdout
+            )  # fmt: skip
+            for pair in combinations(range(devices), 2):
+                segments[pair] = os.memfd_create("segment")
+                stack.callback(os.close, segments[pair])
+                os.ftruncate(segments[pair], size)
+        proxies = []
+        for index in range(devices):
+            shared = [(b if a == index else a, fd) for (a, b), fd in segments.items() if index in (a, b)]
+            mine = [(rank, rings[rank]) for rank in range(ranks) if table[rank] == index]
+            spec = {"self": index, "table": table, "rings": mine, "shared": shared}
+            proxy = subprocess.Popen(
+                [sys.executable, str(HERE / "device_process.py"), str(self.device_dir), json.dumps(spec)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                pass_fds=[fd for _, fd in mine] + [fd for _, fd in shared],
+            )
+            stack.callback(_end, proxy)
+            proxies.append(proxy)
+        for proxy in proxies:
+            assert proxy.stdout is not None
+            assert proxy.stdout.readline() == "ready\n", "the device proxy did not start"
+        return proxies
+
+    def _start_rank(
+        self, stack: ExitStack, command: list[str], rank: int, ranks: int, ring: int, python_path: str
+    ) -> subprocess.Popen[str]:
+        path = f"{self.rank_dir}:{python_path}" if python_path else str(self.rank_dir)
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+            "PYTHONHASHSEED": "0",
+            "TORCH_DISABLE_NATIVE_JIT": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": path,
+            "ERGO_CHANNEL": f"{ring}:{self.rank_dir}:cpu",
+            **self.environment,
+        }
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=[ring],
+        )
+        stack.callback(_end, process)
+        return process
+
+    def _collect(
+        self, processes: list[subprocess.Popen[str]], proxies: list[subprocess.Popen[str]], rings: list[int]
+    ) -> list[RankResult]:
+        deadline = time.monotonic() + self.deadline_s
+        results = []
+        for process in processes:
+            while True:
+                try:
+                    out, err = process.communicate(timeout=0.2)
+                    break
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() > deadline:
+                        process.send_signal(signal.SIGABRT)
+                        raise
+                    if any(proxy.poll() is not None for proxy in proxies):
+                        for ring in rings:
+                            _mark_gone(ring)
+            results.append(RankResult(process.returncode, out, err))
+        return results
+
+
+def _mark_gone(ring: int) -> None:
+    """What the shim does for a proxy that has died."""
+    with mmap.mmap(ring, _HEADER_BYTES) as header:
+        header[_PROXY_GONE : _PROXY_GONE + 4] = struct.pack("<I", 1)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()

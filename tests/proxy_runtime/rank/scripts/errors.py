@@ -1,0 +1,68 @@
+"""What cannot be done raises what torch raises, or one sentence that says what to do."""
+
+import io
+import os
+import sys
+
+import torch
+
+
+def raises(kind: type[BaseException], text: str, action) -> None:
+    try:
+        action()
+    except kind as error:
+        assert text in str(error), (text, str(error))
+    else:
+        raise AssertionError(f"nothing raised {text}")
+
+
+x = torch.ones(3, 4, device="cuda")
+raises(RuntimeError, "shape", lambda: x @ x)
+raises(RuntimeError, "size", lambda: x + torch.ones(5, device="cuda"))
+raises(IndexError, "out of range", lambda: x.sum(7))
+raises(TypeError, "", lambda: x.numpy())
+raises(RuntimeError, "same device", lambda: x + torch.ones(3, 4))
+raises(RuntimeError, "same device", lambda: torch.ones(4).add_(x[0]))
+raises(RuntimeError, "dlpack", lambda: torch.utils.dlpack.to_dlpack(x))
+raises(RuntimeError, "device proxy", lambda: x.__dlpack__())
+raises(RuntimeError, "device proxy", lambda: x.__cuda_array_interface__)
+raises(RuntimeError, "process", lambda: x.untyped_storage()._share_cuda_())
+raises(NotImplementedError, "sparse", lambda: x.to_sparse())
+raises(RuntimeError, "one device", lambda: torch.Generator(device="cuda:1"))
+raises(torch.linalg.LinAlgError, "singular", lambda: torch.linalg.inv(torch.zeros(2, 2, device="cuda")))
+
+# After an error the channel is as good as before: a new template works.
+assert (x * 1.5).sum().item() == 18.0
+
+# Values are checked where they are: by a known template the error comes at the next synchronisation.
+table = torch.nn.Embedding(4, 2).cuda()
+table(torch.tensor([0, 1], device="cuda"))
+table(torch.tensor([0, 9], device="cuda"))
+raises((RuntimeError, IndexError), "earlier operation", torch.cuda.synchronize)
+torch.cuda.synchronize()
+assert (x * 2.5).sum().item() == 30.0
+
+# A child has no device, and cannot free or change its parent's tensors.
+reader, writer = os.pipe()
+child = os.fork()
+if child == 0:
+    try:
+        x.add_(1)
+    except RuntimeError as error:
+        os.write(writer, str(error).encode())
+    with open("/proc/self/maps") as maps:
+        os.write(writer, b" inherited" if "memfd:" in maps.read() else b" clean")
+    del x, table
+    sys.stdout = io.StringIO()
+    os._exit(0)
+os.close(writer)
+said = b""
+while part := os.read(reader, 4096):
+    said += part
+assert os.waitpid(child, 0)[1] == 0
+assert b"forked" in said and b"clean" in said, said
+assert x.sum().item() == 12.0
+
+doubled = torch.compile(lambda t: t * 2)(x)
+assert doubled.sum().item() == 24.0
+print("ok")

@@ -1,0 +1,50 @@
+"""A rank at work, against a real device proxy on the CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from launcher import SCRIPTS, Launcher
+
+
+@pytest.mark.parametrize("name", ["basics", "errors"])
+def test_script(launcher: Launcher, name: str) -> None:
+    (result,) = launcher.run(SCRIPTS / f"{name}.py")
+    assert result.code == 0 and result.out.endswith("ok\n"), result.err
+
+
+def test_small_ring(launcher: Launcher) -> None:
+    """Messages that fill the ring many times over, copies larger than it included."""
+    launcher.ring_bytes = 1 << 16
+    (result,) = launcher.run(SCRIPTS / "basics.py")
+    assert result.code == 0, result.err
+
+
+def test_error_at_the_end_of_a_script_fails_the_job(launcher: Launcher) -> None:
+    (result,) = launcher.run(SCRIPTS / "late_error.py")
+    assert result.code == 1 and "end of script" in result.out
+    assert "earlier operation" in result.err, result.err
+
+
+def test_dead_device_ends_the_wait(launcher: Launcher) -> None:
+    program = "import torch; x = torch.ones(3, device='cuda'); print(x.sum().item(), flush=True)\nwhile True: x.sum().item()"
+    (result,) = launcher.run(program, kill_device_after_output=True)
+    assert result.code == 1 and "device proxy of this rank has ended" in result.err, result.err
+
+
+def test_training_equals_the_cpu_bit_for_bit(launcher: Launcher) -> None:
+    script = SCRIPTS / "training.py"
+    native = subprocess.run([sys.executable, str(script), "--native"], capture_output=True, text=True, check=True)
+    (result,) = launcher.run(script)
+    assert result.code == 0, result.err
+    wanted, got = native.stdout.splitlines(), result.out.splitlines()
+    # CUDA's list of operators that autocast runs in bfloat16 is not the CPU's: compared with itself elsewhere.
+    assert got[:-1] == wanted[:-1] and len(got) == len(wanted)
+
+
+@pytest.mark.parametrize(("ranks", "devices"), [(2, 2), (2, 1), (1, 1)])
+def test_collectives(launcher: Launcher, ranks: int, devices: int) -> None:
+    for rank, result in enumerate(launcher.run(SCRIPTS / "collectives.py", ranks=ranks, devices=devices)):
+        assert result.code == 0, f"rank {rank}:\n{result.err}"
