@@ -26,15 +26,15 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   std::vector<int64_t> inner, outer;
   for (int64_t d = 0; d < input.dim(); d++) (d < input.dim() - n ? outer : inner).push_back(d);
   const bool weighted = weight.has_value() && weight->defined();
-  Tensor normalised = input * rstd;
-  Tensor grad_normalised = weighted ? grad * *weight : grad;
+  Tensor normalised = input.mul(rstd);
+  Tensor grad_normalised = weighted ? grad.mul(*weight) : grad;
   std::tuple<Tensor, Tensor> result;
-  if (output_mask[0])
-    std::get<0>(result) =
-        (rstd * (grad_normalised - normalised * (grad_normalised * normalised).mean(inner, /*keepdim=*/true)))
-            .to(input.scalar_type());
+  if (output_mask[0]) {
+    Tensor projection = grad_normalised.mul(normalised).mean(inner, /*keepdim=*/true);
+    std::get<0>(result) = grad_normalised.sub(normalised.mul(projection)).mul(rstd).to(input.scalar_type());
+  }
   if (output_mask[1] && weighted) {
-    Tensor product = grad * normalised;
+    Tensor product = grad.mul(normalised);
     std::get<1>(result) = (outer.empty() ? product : product.sum(outer)).to(weight->scalar_type());
   }
   return result;
