@@ -65,6 +65,7 @@ def dump(
     *,
     on_frozen: Callable[[], None] | None = None,
     deadline_s: float = 60.0,
+    grace_s: float = 30.0,
     ghost_limit: int = 2 << 30,
     link_remap: bool = True,
 ) -> DumpReport:
@@ -77,6 +78,8 @@ def dump(
         on_frozen: called when everything is written and the tree still stands still. Raising vetoes the
             dump: the tree runs on and the exception is raised here. Its time does not count for the deadline.
         deadline_s: seconds for the rest.
+        grace_s: how much longer a late dump may take to end by itself. It is then undone, at no risk; only
+            a CRIU that hangs even longer is killed, which in rare cases takes a process of the tree with it.
         ghost_limit: largest deleted but open file (a data loader's batch in /dev/shm) that is taken along, bytes.
         link_remap: take along files that are open, linked elsewhere, but deleted under their own name.
 
@@ -102,12 +105,12 @@ def dump(
     _require_visible(container, directory)
     limit = time.monotonic() + deadline_s
     try:
-        _dump_once(criu, container, request, directory, at_stage, limit)
+        _dump_once(criu, container, request, directory, at_stage, limit, grace_s)
     except CriuError as error:
         if error.code != "criu.exiting":
             raise
         # A thread group that was just being taken down: a moment later it is gone.
-        _dump_once(criu, container, request, directory, at_stage, limit)
+        _dump_once(criu, container, request, directory, at_stage, limit, grace_s)
     stats = read_dump_stats(directory)
     return DumpReport(
         frozen_ms=stats.frozen_time / 1e3 if stats else 0.0,
@@ -194,13 +197,14 @@ def _dump_once(
     directory: Path,
     at_stage: Callable[[str, int], None],
     limit: float,
+    grace_s: float,
 ) -> None:
     for entry in directory.iterdir():
         if entry.is_file():
             entry.unlink()
     stopped = {pid for pid in container.processes() if proc.status_field(pid, "State")[:1] == "T"}
     try:
-        _call(criu, container, request, directory, at_stage, limit, _doing(container))
+        _call(criu, container, request, directory, at_stage, limit, _doing(container), grace_s)
     except CriuError as error:
         if error.code in ("criu.deadline", "criu.died"):
             _require_released(container, stopped)
@@ -215,10 +219,11 @@ def _call(
     at_stage: Callable[[str, int], None],
     limit: float,
     doing: str,
+    grace_s: float = 0.0,
 ) -> None:
     log = directory / _LOG[request.type]
     try:
-        with Session(criu.path, container, limit - time.monotonic()) as session:
+        with Session(criu.path, container, limit - time.monotonic(), grace_s=grace_s) as session:
             try:
                 response = session.call(request, at_stage)
             except SessionTimeoutError:
@@ -253,6 +258,7 @@ def _require_visible(container: Container, directory: Path) -> None:
 
 def _require_released(container: Container, stopped_before: set[int]) -> None:
     """After CRIU was killed in the middle of a dump: every process must be free and as it was."""
+    container.end_strangers()
     limit = time.monotonic() + 5.0
     while True:
         held: list[int] = []

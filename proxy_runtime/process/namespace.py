@@ -157,7 +157,12 @@ class _Supervised:
         elif word == "init":
             self.init_pid = int(rest)
             with suppress(ProcessLookupError):  # already gone: the socket says so
-                self._init_pidfd = os.pidfd_open(self.init_pid)
+                pidfd = os.pidfd_open(self.init_pid)
+                first = self._first_stage.pid
+                if first == self.init_pid or proc.status_field(self.init_pid, "PPid") == str(first):
+                    self._init_pidfd = pidfd
+                else:  # gone, and the number in use again
+                    os.close(pidfd)
 
     def _reached(self, word: str) -> bool:
         return self._ready if word == "ready" else False
@@ -167,7 +172,8 @@ class _Supervised:
         while True:
             with self._lock:
                 open_ = self._drain()
-                if self._reached(word):
+                # Two processes write to the socket: what pid 1 says may come before its pid.
+                if self.init_pid and self._reached(word):
                     return
                 if self._error or not open_:
                     raise _setup_error(self._error or f"its pid 1 ended while it was made ({word} was awaited)")
@@ -178,7 +184,7 @@ class _Supervised:
                     code="container.timeout",
                     remedy="Look for a file system that does not answer.",
                 )
-            proc.wait_readable(self.fileno(), left)
+            proc.wait_readable((self.fileno(),), left)
 
 
 class Volume(_Supervised):
@@ -226,11 +232,19 @@ class Container(_Supervised):
             # In slices: `kill` in another thread closes the descriptor, which wakes nobody.
             step = 0.5 if left is None else min(left, 0.5)
             with suppress(OSError, ValueError):
-                proc.wait_readable(self.fileno(), step)
+                proc.wait_readable((self.fileno(),), step)
 
     def processes(self) -> list[int]:
         """Host pids of the rank and of everything it has started that still lives."""
         return proc.descendants(self.keeper_pid) if self.keeper_pid else []
+
+    def end_strangers(self) -> None:
+        """Kills what is in the container and not of the rank's tree: children of a CRIU that was killed."""
+        own = {self.init_pid, self.keeper_pid, *self.processes()}
+        for pid in proc.in_pid_namespace_of(self.init_pid):
+            if pid not in own:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signals.SIGKILL)
 
     def signal(self, number: int) -> None:
         """Sends a signal to the rank.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -65,8 +66,9 @@ def pid_inside(pid: int) -> int:
     return int(numbers[-1]) if numbers else 0
 
 
-def wait_readable(descriptor: int, seconds: float) -> bool:
-    """Waits until a descriptor (of any number, unlike with `select`) can be read or its other end is closed."""
+def wait_readable(descriptors: Iterable[int], seconds: float) -> bool:
+    """Waits until one of some descriptors (of any number, unlike with `select`) can be read or has lost its peer."""
     poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
     return bool(poller.poll(max(0.0, seconds) * 1e3))

@@ -138,12 +138,19 @@ class SessionTimeoutError(Exception):
 class Session:
     """One `criu swrk`, in the pid, mount and network namespaces of a container. Ends with the `with` block.
 
+    Args:
+        criu_path: the program.
+        container: where it runs.
+        deadline_s: seconds for all calls, hooks not counted.
+        grace_s: how much longer a late CRIU may take to undo what it has done.
+
     Attributes:
         criu_pid: host pid of CRIU itself.
     """
 
-    def __init__(self, criu_path: Path | str, container: Container, deadline_s: float) -> None:
+    def __init__(self, criu_path: Path | str, container: Container, deadline_s: float, *, grace_s: float = 0.0) -> None:
         self._limit = time.monotonic() + deadline_s
+        self._grace_s = grace_s
         self._pidfd = -1
         self.criu_pid = 0
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -188,7 +195,11 @@ class Session:
             self._pidfd = -1
 
     def kill(self) -> None:
-        """Kills CRIU. Tasks it has stopped go on: the kernel detaches them, its parasite code then leaves them."""
+        """Kills CRIU.
+
+        Tasks that it has stopped go on: the kernel detaches them, and its parasite code then leaves them. But for
+        a few moments, while that code is put in or taken out, a task that loses its tracer dies of SIGTRAP.
+        """
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -198,6 +209,7 @@ class Session:
 
         `on_notify(script, pid)` is called at each of CRIU's stages; the time that it takes does not count.
         When it raises, CRIU is told that the stage failed, and the exception goes on after CRIU's answer.
+        At the first stage after the deadline CRIU is told the same.
 
         Raises:
             SessionLostError: CRIU ended without an answer.
@@ -211,6 +223,8 @@ class Session:
                 if failure is not None:
                     raise failure
                 return response
+            if failure is None and time.monotonic() > self._limit:
+                failure = SessionTimeoutError()
             if on_notify is not None and failure is None:
                 started = time.monotonic()
                 try:
@@ -227,11 +241,14 @@ class Session:
             raise SessionLostError(f"CRIU ended early ({error.strerror})") from error
 
     def _receive(self, failure: BaseException | None) -> bytes:
-        left = self._limit - time.monotonic()
-        if left <= 0 or not proc.wait_readable(self._socket.fileno(), left):
+        left = self._limit + self._grace_s - time.monotonic()
+        # A child of a killed CRIU may keep the socket open: its own end counts too.
+        if left <= 0 or not proc.wait_readable((self._socket.fileno(), self._pidfd), left):
             raise failure or SessionTimeoutError
         try:
-            data = self._socket.recv(_MAX_MESSAGE)
+            data = self._socket.recv(_MAX_MESSAGE, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            data = b""
         except OSError as error:
             raise SessionLostError(f"CRIU ended early ({error.strerror})") from error
         if not data:
@@ -240,7 +257,7 @@ class Session:
 
     def _read_pid(self, read_end: int) -> None:
         left = self._limit - time.monotonic()
-        if left <= 0 or not proc.wait_readable(read_end, left):
+        if left <= 0 or not proc.wait_readable((read_end,), left):
             raise SessionTimeoutError
         text = os.read(read_end, 64)
         if not text.strip().isdigit():
@@ -248,8 +265,10 @@ class Session:
                 f"CRIU could not be started in the container: {text.decode(errors='replace').strip()}"
             )
         self.criu_pid = int(text)
-        with suppress(ProcessLookupError):
+        try:
             self._pidfd = os.pidfd_open(self.criu_pid)
+        except ProcessLookupError:
+            raise SessionLostError("CRIU ended at once") from None
 
 
 def read_dump_stats(directory: Path) -> Any:

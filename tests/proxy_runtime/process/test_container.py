@@ -273,12 +273,15 @@ def test_containers_share_a_held_volume(lab, tmp_path, init_binary):
 
 def test_many_threads_may_launch_at_once(lab):
     def work() -> None:
-        results.append(lab.launch(ContainerSpec(argv=("/bin/sh", "-c", "exit 5"))).wait(60))
+        container = lab.launch(ContainerSpec(argv=("/bin/sh", "-c", "exit 5")))
+        assert container.init_pid
+        assert container.rank_pid
+        results.append(container.wait(60))
 
     results: list[ExitStatus | None] = []
-    threads = [threading.Thread(target=work) for _ in range(8)]
+    threads = [threading.Thread(target=work) for _ in range(24)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert results == [ExitStatus(5)] * 8
+    assert results == [ExitStatus(5)] * 24
