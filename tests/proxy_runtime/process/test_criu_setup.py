@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -29,12 +30,13 @@ def home(tmp_path, monkeypatch) -> Path:
     """An empty ERGO_HOME, and no CRIU on the machine."""
     monkeypatch.setenv("ERGO_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("ERGO_CRIU", raising=False)
-    monkeypatch.setattr(criu_setup.shutil, "which", lambda name, **_: None)
+    real = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, **options: None if name == "criu" else real(name, **options))
     return tmp_path / "home"
 
 
 def on_path(monkeypatch, path: Path) -> None:
-    monkeypatch.setattr(criu_setup.shutil, "which", lambda name, **_: str(path))
+    monkeypatch.setattr(shutil, "which", lambda name, **_: str(path))
 
 
 def test_the_one_named_wins(home, tmp_path, monkeypatch):
