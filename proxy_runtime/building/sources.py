@@ -51,7 +51,7 @@ class Sources:
             *(device / "native").glob("*.h*"),
             *(p for p in stubs.rglob("*") if p.suffix in (".c", ".h", ".py")),
             *(root / "building").glob("*.py"),
-            root / "build.py",
+            *root.glob("build.py"),
         )
         return cls(
             root=root,

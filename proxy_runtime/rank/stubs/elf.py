@@ -16,6 +16,7 @@ from pathlib import Path
 _SHT_SYMTAB, _SHT_DYNAMIC, _SHT_DYNSYM = 2, 6, 11
 _SHT_GNU_VERDEF, _SHT_GNU_VERSYM = 0x6FFFFFFD, 0x6FFFFFFF
 _DT_NEEDED, _DT_SONAME = 1, 14
+_SECTION_BYTES = 64
 _SHN_UNDEF, _SHN_ABS = 0, 0xFFF1
 _VERSYM_HIDDEN = 0x8000
 
@@ -112,6 +113,8 @@ def read(path: Path) -> ElfFile:
 
 def _parse(path: Path, data: mmap.mmap) -> ElfFile:
     table_at, entry_size, count = _section_table(data)
+    if entry_size != _SECTION_BYTES or table_at + entry_size * count > len(data):
+        raise ValueError(f"{path} is cut short or damaged: it has no section table.")
     sections = [
         _Section(kind, offset, size, link, entry)
         for _, kind, _, _, offset, size, link, _, _, entry in struct.iter_unpack(
