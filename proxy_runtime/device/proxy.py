@@ -110,7 +110,7 @@ class _Session:
             return reply | {"ok": True} | operation(request, fds)
         except (RequestError, self._native.ControlError) as error:
             return reply | {"ok": False, "code": error.code, "error": str(error)}
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             message = f"The request {request.get('op')!r} is malformed: {type(error).__name__}: {error}."
             return reply | {"ok": False, "code": "device-proxy.request", "error": message}
         except Exception as error:  # a proxy that can still answer says what is wrong with it

@@ -19,7 +19,7 @@ class DevelopmentBuild:
     """A device side built by hand; `ERGO_TEST_DEVICE_DIR` names its folder."""
 
     device_dir: Path
-    id: str = "0" * 32
+    id: str = "1" * 32
 
 
 @pytest.fixture(scope="session")

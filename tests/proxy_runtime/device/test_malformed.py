@@ -82,6 +82,9 @@ def raw(kind: int, body: bytes, *, length: int | None = None, check: int | None 
     return struct.pack("=IHH", length, kind, header_check(length, kind) if check is None else check) + body
 
 
+ALLOC_1 = raw(Message.ALLOC, words(1, 16))
+
+
 def expect_stopped(rank: Producer, because: str) -> None:
     rank._wait(lambda: rank.ring.proxy_gone)
     assert rank.ring.error is not None
@@ -107,7 +110,7 @@ def expect_stopped(rank: Producer, because: str) -> None:
         (raw(Message.DEFINE, Op("aten::neg", words(200), [1]).define_body(0, 2)), "unknown argument tag 200"),
         (raw(Message.DEFINE, Op("aten::neg", none_key(), []).define_body(0, 2)), "was sent with tag"),
         (raw(Message.DEFINE, Op("aten::neg", tensor_key([4]) * 2, [1]).define_body(0, 2)), "more words than arguments"),
-        (raw(Message.DEFINE, Op("aten::neg", tensor_key([4]), [1, 1]).define_body(0, 2)), "more words than its template"),
+        (ALLOC_1 + raw(Message.DEFINE, Op("aten::neg", tensor_key([4]), [1, 1]).define_body(0, 2)), "more words than its template"),
         (raw(Message.DEFINE, Op("aten::neg", tensor_key([-1]), [1]).define_body(0, 2)), "negative size"),
         (raw(Message.DEFINE, Op("aten::neg", tensor_key([2**40, 2**40]), [1]).define_body(0, 2)), "impossible size"),
         (raw(Message.DEFINE, Op("aten::neg", tensor_key([4], dtype=250), [1]).define_body(0, 2)), "unknown dtype"),
