@@ -68,7 +68,7 @@ def _finish() -> None:
     try:
         _interposer.require()
         _interposer.synchronize()
-    except RuntimeError as error:
+    except Exception as error:
         # An exception in an exit handler would be printed and forgotten; the job must fail.
         sys.stdout.flush()
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
