@@ -9,6 +9,7 @@
 #include <memory>
 #include <string_view>
 
+#include "autocast.hpp"
 #include "fallback.hpp"
 #include "kernels.hpp"
 #include "op_info.hpp"
@@ -154,6 +155,7 @@ void register_operators(DeviceKind kind) {
       static auto* autograd =
           new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradCUDA, __FILE__, __LINE__);
       register_cpu_device_kernels(aten, *autograd);
+      register_cpu_autocast();
     }
   }
   sweep_operators({});

@@ -39,9 +39,7 @@ def test_training_equals_the_cpu_bit_for_bit(launcher: Launcher) -> None:
     native = subprocess.run([sys.executable, str(script), "--native"], capture_output=True, text=True, check=True)
     (result,) = launcher.run(script)
     assert result.code == 0, result.err
-    wanted, got = native.stdout.splitlines(), result.out.splitlines()
-    # CUDA's list of operators that autocast runs in bfloat16 is not the CPU's: compared with itself elsewhere.
-    assert got[:-1] == wanted[:-1] and len(got) == len(wanted)
+    assert result.out.splitlines() == native.stdout.splitlines()
 
 
 @pytest.mark.parametrize(("ranks", "devices"), [(2, 2), (2, 1), (1, 1)])
