@@ -24,7 +24,9 @@ def register(app: typer.Typer) -> None:
     app.command("ps", short_help="Jobs of `ergo run` on this machine.")(ps)
     app.command("cut", short_help="Cut a running job: checkpoint, end, restore.")(cut)
     app.command("checkpoint", short_help="Checkpoint a running job; it goes on.")(checkpoint)
-    app.command("suspend", short_help="Checkpoint a running job and end it; `ergo run --restore` continues it.")(suspend)
+    app.command("suspend", short_help="Checkpoint a running job and end it; `ergo run --restore` continues it.")(
+        suspend
+    )
     app.command("cancel", short_help="End a running job.")(cancel)
 
 

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from cli import doctor, local, run
+from model.errors import ModelError
 from proxy_runtime.errors import ErgoError
 
 app = typer.Typer(
@@ -22,10 +23,10 @@ doctor.register(app)
 
 
 def main() -> None:
-    """Runs the command line; an ErgoError becomes one sentence and exit code 1."""
+    """Runs the command line; an error of ours becomes one sentence and exit code 1."""
     try:
         app()
-    except ErgoError as error:
+    except (ErgoError, ModelError) as error:
         print(f"ergo: {error}", file=sys.stderr)
         sys.exit(1)
 

@@ -52,7 +52,10 @@ def run(
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="With --restore: which checkpoint.")] = "HEAD",
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="The job directory; default: the current one. With --restore: where its files are now.")
+        Path | None,
+        typer.Option(
+            "--dir", help="The job directory; default: the current one. With --restore: where its files are now."
+        ),
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads a device; constant for the life of a job.", min=1)] = 1,
     transport: Annotated[str, typer.Option(help="Between device proxies: shm or tcp.")] = "shm",
@@ -82,7 +85,11 @@ def run(
     tell = (lambda _: None) if quiet else say
     foreground = _Foreground(tell)
     with foreground.signals():
-        job = Job.restore(checkpoint, options, tell) if restore else Job.start(options, tell)
+        try:
+            job = Job.restore(checkpoint, options, tell) if restore else Job.start(options, tell)
+        except _InterruptedEarly as early:
+            tell(f"interrupted by {signal.Signals(early.number).name}: nothing was started.")
+            raise typer.Exit(128 + early.number) from None
         tell(f"job {job.spec.job_id}: {job.spec.world_size} ranks on {job.spec.devices} devices")
         code = foreground.follow(job, sorted(cut_at or []), interval, move=not live)
     if job.cuts and not quiet:
@@ -92,12 +99,21 @@ def run(
     raise typer.Exit(code)
 
 
+class _InterruptedEarly(BaseException):
+    """A signal arrived before there was a job to end. Not an Exception: nothing on the way may take it for one."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 class _Foreground:
     """Follows one job: its logs to stdout, cuts on demand, signals to its end."""
 
     def __init__(self, tell: Any) -> None:
         self._tell = tell
         self._interrupted = 0
+        self._following = False
         self._offsets: dict[int, int] = {}
         self._partial: dict[int, bytes] = {}
         self._rss: list[int] = []
@@ -106,14 +122,16 @@ class _Foreground:
         return _Signals(self)
 
     def interrupt(self, number: int) -> None:
+        """Takes a signal; only the first counts."""
+        if self._interrupted:
+            return
         self._interrupted = number
-
-    @property
-    def interrupted(self) -> int:
-        return self._interrupted
+        if not self._following:
+            raise _InterruptedEarly(number)
 
     def follow(self, job: Job, cut_at: list[int], interval: float | None, *, move: bool) -> int:
         """Returns the exit code of the job."""
+        self._following = True
         driver = threading.Thread(target=self._cut_on_plan, args=(job, cut_at, interval, move), daemon=True)
         driver.start()
         next_sample = 0.0
@@ -227,8 +245,6 @@ class _Signals:
             signal.signal(number, handler)
 
     def _received(self, number: int, _: FrameType | None) -> None:
-        if self._foreground.interrupted:
-            return
         self._foreground.interrupt(number)
 
 

@@ -1,8 +1,8 @@
 """The runtime as a library: run a job on this machine, cut it, move it, restore it.
 
-    job = Job.start(JobOptions(argv=("python", "train.py"), world_size=2, devices=2))
-    report = job.cut(CutRequest(at_step=50))
-    result = job.wait()
+job = Job.start(JobOptions(argv=("python", "train.py"), world_size=2, devices=2))
+report = job.cut(CutRequest(at_step=50))
+result = job.wait()
 """
 
 from __future__ import annotations

@@ -108,7 +108,9 @@ class Cutter:
         counts: dict[int, dict[str, Any]] = {}
         for reply in replies:
             counts.update({int(rank): value for rank, value in reply["ranks"].items()})
-        self._report.steps = [counts[rank]["step"] if rank in counts else 0 for rank in range(len(self._generation.ranks))]
+        self._report.steps = [
+            counts[rank]["step"] if rank in counts else 0 for rank in range(len(self._generation.ranks))
+        ]
         return counts
 
     def _finish(self) -> None:

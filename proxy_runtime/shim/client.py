@@ -51,16 +51,19 @@ class ShimClient:
                 env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             )
         limit = time.monotonic() + START_DEADLINE_S
-        while True:
-            try:
-                return cls(layout, owner=True)
-            except (FileNotFoundError, ConnectionRefusedError):
-                if process.poll() is not None:
-                    raise RunError(_last_words(layout), code="run.shim-failed") from None
-                if time.monotonic() > limit:
-                    process.kill()
-                    raise RunError("the shim did not answer in time.", code="run.deadline") from None
-                time.sleep(0.01)
+        try:
+            while True:
+                try:
+                    return cls(layout, owner=True)
+                except (FileNotFoundError, ConnectionRefusedError):
+                    if process.poll() is not None:
+                        raise RunError(_last_words(layout), code="run.shim-failed") from None
+                    if time.monotonic() > limit:
+                        raise RunError("the shim did not answer in time.", code="run.deadline") from None
+                    time.sleep(0.01)
+        except BaseException:
+            process.kill()
+            raise
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Raises RunError with the shim's own code and sentence, or `run.shim-gone`."""

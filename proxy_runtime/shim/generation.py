@@ -134,9 +134,7 @@ class Generation:
             "TORCH_DISABLE_NATIVE_JIT": "1",
             "OMP_NUM_THREADS": spec.env.get("OMP_NUM_THREADS", "1"),
             "TMPDIR": layout.tmp_inside,
-            "PYTHONPATH": os.pathsep.join(
-                [str(self.build.rank_dir), *filter(None, [spec.env.get("PYTHONPATH", "")])]
-            ),
+            "PYTHONPATH": os.pathsep.join([str(self.build.rank_dir), *filter(None, [spec.env.get("PYTHONPATH", "")])]),
         }
         keep_fd = None
         if channel and rank.ring is not None:

@@ -44,7 +44,9 @@ def _rank_state(generation: Generation, rank: int, counts: dict[str, Any]) -> Ra
         pending_operations=counts.get("pending_operations", 0),
         pending_bytes=counts.get("pending_bytes", 0),
         communicators=tuple(
-            CommunicatorState(name=name, members=tuple(comm["members"]), contributed=comm["contributed"], completed=comm["completed"])
+            CommunicatorState(
+                name=name, members=tuple(comm["members"]), contributed=comm["contributed"], completed=comm["completed"]
+            )
             for name, comm in counts.get("comms", {}).items()
         ),
         log_offset=log.stat().st_size if log.exists() else 0,

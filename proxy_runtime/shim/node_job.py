@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy_runtime.build import Build
+from proxy_runtime.checkpoint.errors import BUSY, CheckpointError
 from proxy_runtime.checkpoint.reader import CheckpointReader
 from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.cut.cutter import Cutter, Frozen
@@ -27,6 +28,7 @@ from proxy_runtime.shim.layout import EpochLayout, RunLayout
 from proxy_runtime.shim.spec import CutReport, CutRequest, RankExit, RunError, RunSpec
 
 TERMINATE_GRACE_S = 5.0
+KEEP_CHECKPOINTS = 3
 
 
 class NodeJob:
@@ -43,6 +45,7 @@ class NodeJob:
         self._zygote: Zygote | None = None
         self._lock = threading.RLock()  # guards `current` against the monitor
         self.current: Generation | None = None
+        self._store: Store | None = None
         self.exits: dict[int, RankExit] = {}
         self.epoch = 0
 
@@ -165,10 +168,8 @@ class NodeJob:
         clock = time.perf_counter
         devices = request.devices or old.devices
         if not 1 <= devices <= self.spec.world_size:
-            raise RunError(
-                f"cannot place {self.spec.world_size} ranks on {devices} devices.", code="run.bad-width"
-            )
-        store = Store.open(Path(self.spec.checkpoint_dir))
+            raise RunError(f"cannot place {self.spec.world_size} ranks on {devices} devices.", code="run.bad-width")
+        store = self._opened_store()
         scratch = old.layout.scratch("cut")
         fresh: Generation | None = None
         tool = self._tool()
@@ -189,13 +190,18 @@ class NodeJob:
                 report.ms["downtime"] = (clock() - start) * 1e3
             committed = clock()
             checkpoint = frozen.write(manifest_header(old, frozen.counts))
-            report.ms["write"] = (clock() - committed) * 1e3
             report.checkpoint = str(checkpoint)
+            report.ms["write"] = (clock() - committed) * 1e3
             if fresh is not None:
                 restored = clock()
                 reader = store.read(checkpoint, self.spec.job_id)
                 restoring.restore(
-                    fresh, reader, tool, deadline_s=request.deadline_s, commit=lambda: self._swap(old, fresh), timings=report.ms
+                    fresh,
+                    reader,
+                    tool,
+                    deadline_s=request.deadline_s,
+                    commit=lambda: self._swap(old, fresh),
+                    timings=report.ms,
                 )
                 report.ms["restore"] = (clock() - restored) * 1e3
                 report.ms["downtime"] = (clock() - start) * 1e3
@@ -219,6 +225,7 @@ class NodeJob:
                 old.release()
             shutil.rmtree(scratch, ignore_errors=True)
         report.epoch = self.epoch
+        self._collect(store)
 
     def _swap(self, old: Generation, fresh: Generation) -> None:
         """The commit point of a move: the fresh generation stands, the old one ends.
@@ -230,6 +237,19 @@ class NodeJob:
         old.kill()
 
     # ------------------------------------------------------------------ helpers
+
+    def _opened_store(self) -> Store:
+        if self._store is None:
+            self._store = Store.open(Path(self.spec.checkpoint_dir))
+        return self._store
+
+    def _collect(self, store: Store) -> None:
+        """Keeps the last checkpoints only; a store in use by somebody else is left for the next time."""
+        try:
+            store.gc(last=KEEP_CHECKPOINTS, deadline_s=0.0)
+        except CheckpointError as error:
+            if error.code != BUSY:
+                raise
 
     def _adopt(self, generation: Generation | None) -> None:
         with self._lock:

@@ -50,9 +50,7 @@ def restore(
 
         waiting = [rank for rank in generation.ranks if rank.exit is None]
         gate = _Gate(len(waiting))
-        futures = [
-            in_background(_restore_rank, generation, rank, tool, scratch, gate, deadline_s) for rank in waiting
-        ]
+        futures = [in_background(_restore_rank, generation, rank, tool, scratch, gate, deadline_s) for rank in waiting]
         try:
             gate.wait_all(deadline_s)
             timings["processes"] = (time.perf_counter() - clock) * 1e3

@@ -47,10 +47,10 @@ def seed_of(script: Script) -> int:
     return random.SystemRandom().randrange(1 << 30)
 
 
-@pytest.mark.parametrize("script", [*QUICK, *(pytest.param(script, marks=pytest.mark.slow) for script in SLOW)], ids=str)
-def test_cut_at_random_moments(
-    script: Script, untouched: Callable[[Script], Outcome], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    "script", [*QUICK, *(pytest.param(script, marks=pytest.mark.slow) for script in SLOW)], ids=str
+)
+def test_cut_at_random_moments(script: Script, untouched: Callable[[Script], Outcome], tmp_path: Path) -> None:
     reference = untouched(script)
     cut = run(script, tmp_path / "cut", CutPlan(seed_of(script)))
     require_equal(reference, cut, cuts=1)
@@ -74,9 +74,7 @@ def test_a_hundred_cuts_in_a_row(untouched: Callable[[Script], Outcome], tmp_pat
 
 
 @pytest.mark.parametrize("transport", ["tcp"])
-def test_proxies_connected_by_tcp(
-    transport: str, untouched: Callable[[Script], Outcome], tmp_path: Path
-) -> None:
+def test_proxies_connected_by_tcp(transport: str, untouched: Callable[[Script], Outcome], tmp_path: Path) -> None:
     reference = untouched(QUICK[0])
     cut = run(QUICK[0], tmp_path / "cut", CutPlan(seed_of(QUICK[0]), count=1, live_share=0.0), transport=transport)
     require_equal(reference, cut, cuts=1)
