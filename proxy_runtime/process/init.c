@@ -276,6 +276,7 @@ static int keep(const struct options* o) {
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, NULL);
+  for (int number = 1; number <= SIGRTMAX; number++) signal(number, SIG_DFL);  // what the launcher ignores
   prctl(PR_SET_NAME, "ergo-keeper");
   if (setsid() < 0 || prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) become_failed(report, "cannot start", "a session");
   pid_t rank = fork();

@@ -50,7 +50,7 @@ def violations(container: Container, *, ring_name: str = RING_NAME, allowed_port
         ring_name: name of the channel's memfd.
         allowed_ports: connections to or from these ports do not count.
     """
-    found: list[str] = []
+    found = [f"process {pid} is not below the rank's keeper and would be lost" for pid in container.strangers()]
     for pid in container.processes():
         found += descriptor_violations(pid, ring_name, allowed_ports)
         found += mapping_violations(pid, ring_name, may_map_ring=pid == container.rank_pid)

@@ -238,13 +238,19 @@ class Container(_Supervised):
         """Host pids of the rank and of everything it has started that still lives."""
         return proc.descendants(self.keeper_pid) if self.keeper_pid else []
 
+    def strangers(self) -> list[int]:
+        """Living processes in the container that are not below the keeper: host pids."""
+        found: list[int] = []
+        for child in proc.children(self.init_pid):
+            if child != self.keeper_pid and proc.status_field(child, "State")[:1] not in ("", "Z"):
+                found += [child, *proc.descendants(child)]
+        return found
+
     def end_strangers(self) -> None:
-        """Kills what is in the container and not of the rank's tree: children of a CRIU that was killed."""
-        own = {self.init_pid, self.keeper_pid, *self.processes()}
-        for pid in proc.in_pid_namespace_of(self.init_pid):
-            if pid not in own:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signals.SIGKILL)
+        """Kills what a CRIU that was killed has left in the container."""
+        for pid in self.strangers():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signals.SIGKILL)
 
     def signal(self, number: int) -> None:
         """Sends a signal to the rank.

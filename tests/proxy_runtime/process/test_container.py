@@ -101,6 +101,18 @@ def test_signals_reach_the_rank_and_the_status_can_be_selected(lab):
         container.signal(signal.SIGTERM)
 
 
+def test_what_the_launcher_ignores_and_blocks_is_its_own(lab):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    try:
+        command = ("/bin/sh", "-c", "grep -E '^Sig(Ign|Blk)' /proc/self/status")
+        assert lab.launch(ContainerSpec(argv=command, log=lab.log, env={"PATH": "/bin"})).wait(30) == ExitStatus(0)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+        signal.signal(signal.SIGINT, before)
+    assert [int(line.split()[1], 16) for line in lab.lines()] == [0, 0]
+
+
 def test_sigterm_to_pid_one_is_forwarded(lab):
     container = lab.launch(lab.spec("count"))
     lab.wait_lines(1)

@@ -145,7 +145,7 @@ def test_a_tree_held_while_frozen_stays_held(lab, until):
     until(lambda: states(restored) == {"S"}, "all sleeping")
 
 
-def test_a_family_and_its_daemon_travel(lab):
+def test_a_family_and_its_daemons_travel(lab, until):
     spec = lab.spec("family")
     container = lab.launch(spec)
     lab.wait_lines(1)
@@ -157,7 +157,15 @@ def test_a_family_and_its_daemon_travel(lab):
     assert sorted(proc.pid_inside(pid) for pid in restored.processes()) == inside
     daemon = next(pid for pid in restored.processes() if proc.pid_inside(pid) == inside[-1])
     assert proc.status_field(daemon, "PPid") == str(restored.keeper_pid)
-    restored.signal(signal.SIGUSR1)  # ends as the rank ends, after a restore too
+    # The keeper takes care of later daemons too: the next dump has them.
+    restored.signal(signal.SIGUSR2)
+    until(lambda: len(restored.processes()) == 4 and len(proc.children(restored.keeper_pid)) == 3, "a new daemon")
+    assert inspect.violations(restored) == []
+    lab.dump(restored)
+    restored.kill()
+    restored = lab.restore(spec)
+    assert len(restored.processes()) == 4
+    restored.signal(signal.SIGUSR1)  # pid 1 learns how the rank ends, after restores too
     assert restored.wait(30) == ExitStatus(128 + signal.SIGUSR1, signal.SIGUSR1)
 
 

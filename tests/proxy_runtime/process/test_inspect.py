@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -54,3 +55,16 @@ def test_processes_that_are_gone_hold_nothing():
     assert inspect.descriptor_violations(2**22 - 1, "ergo-ring", ()) == []
     assert inspect.mapping_violations(2**22 - 1, "ergo-ring", may_map_ring=False) == []
     assert inspect.mapped_memfd(2**22 - 1, "ergo-ring") is None
+
+
+def test_a_process_outside_of_the_tree_is_found_and_can_be_ended(lab, until):
+    container = lab.launch(lab.spec("count"))
+    lab.wait_lines(1)
+    # What enters from outside and is left by its parent falls to pid 1, not to the keeper.
+    enter = [str(lab.init), "--enter", str(container.init_pid), "--net-too", "--"]
+    subprocess.run([*enter, "/bin/sh", "-c", "sleep 1000 &"], stdout=subprocess.DEVNULL, check=True)
+    (sentence,) = until(lambda: inspect.violations(container), "the stranger is seen")
+    assert "is not below the rank's keeper" in sentence
+    container.end_strangers()
+    until(lambda: inspect.violations(container) == [], "the stranger is gone")
+    assert container.poll() is None

@@ -1,14 +1,22 @@
-"""A rank with children: one of its own, and one whose parent has ended (a daemon)."""
+"""A rank with children: one of its own, and daemons, whose parents have ended: one now, one more at each SIGUSR2."""
 
 import os
+import signal
 import time
+
+
+def daemon(*_: object) -> None:
+    if os.fork() == 0:
+        if os.fork() == 0:
+            time.sleep(1000)
+        os._exit(0)
+    os.wait()
+
 
 if os.fork() == 0:
     time.sleep(1000)
-if os.fork() == 0:
-    if os.fork() == 0:
-        time.sleep(1000)
-    os._exit(0)
-os.wait()
+daemon()
+signal.signal(signal.SIGUSR2, daemon)
 print("up")
-time.sleep(1000)
+while True:
+    time.sleep(1000)
