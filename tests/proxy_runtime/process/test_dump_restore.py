@@ -608,6 +608,26 @@ def test_criu_killed_in_mid_restore_leaves_nothing(lab, monkeypatch):
     assert made.left() == []
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_process_that_was_just_exiting_is_tried_once_more(lab, monkeypatch, times):
+    container = lab.launch(lab.spec("count"))
+    original, calls = criu_module._call, []
+
+    def call(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) <= times:
+            raise CriuError("zombies with threads", code="criu.exiting")
+        original(*arguments, **options)
+
+    monkeypatch.setattr(criu_module, "_call", call)
+    if times == 1:
+        assert lab.dump(container).pages > 0
+    else:
+        with pytest.raises(CriuError):
+            lab.dump(container)
+    assert len(calls) == 2
+
+
 LAUNCHER = """
 import sys, time
 from pathlib import Path
