@@ -4,7 +4,7 @@ For scripts that run under ``torchrun`` on CPU with gloo. gloo's own all-reduce 
 these two, a native run has the bits that ours must have.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: DDP looks at the hook's annotations and wants the types themselves.
 
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +55,7 @@ def register_tree_hook(ddp_model: DistributedDataParallel) -> None:
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(note)
 
-    def hook(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # pyright: ignore[reportPrivateImportUsage]
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if places.pop(parameter, None) == gradient.data_ptr():
                 gradient.div_(world)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -106,7 +107,7 @@ def _values(source: np.random.Generator, code: int, count: int) -> Array:
     return source.integers(0, 256, count).astype(DTYPES[code]) - DTYPES[code](100 if code != 0 else 0)
 
 
-def pack(arrays: list[Array]) -> bytes:
+def pack(arrays: Sequence[Array]) -> bytes:
     """Segments, each padded to a multiple of 64 bytes (collectives.hpp)."""
     return b"".join(a.tobytes() + b"\0" * (-a.nbytes % 64) for a in arrays)
 
@@ -141,7 +142,8 @@ def results(call: Call, given: dict[int, list[Array]]) -> dict[int, list[bytes]]
             sent = [pack(given[members[call.root]])]
             return {rank: [] if i == call.root else sent for i, rank in enumerate(members)}
         case Kind.ALL_GATHER:
-            return dict.fromkeys(members, [pack(given[rank]) for rank in members])
+            every = [pack(given[rank]) for rank in members]
+            return dict.fromkeys(members, every)
         case Kind.GATHER:
             return nothing | {members[call.root]: [pack(given[rank]) for rank in members]}
         case Kind.SCATTER:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy_runtime.cut.agreement import AgreementError, targets, verify_completed
+from proxy_runtime.cut.agreement import AgreementError, SequenceCounts, targets, verify_completed
 
 
-def counts(contributed: int, completed: int, members: list[int]) -> dict[str, Any]:
+def counts(contributed: int, completed: int, members: list[int]) -> SequenceCounts:
     return {"contributed": contributed, "completed": completed, "members": members}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from proxy_runtime.cut.agreement import targets, verify_completed
+from proxy_runtime.cut.agreement import SequenceCounts, targets, verify_completed
 from tests.proxy_runtime.cut.program import DTYPES, Call, Program, Touch, Truth, fold, inputs, pack
 
 
@@ -94,7 +94,9 @@ class World:
         """Does one thing chosen at random; false if nothing can be done."""
         actions: list[tuple[str, Any]] = [("step", rank) for rank in self.runnable()]
         actions += [("pump", proxy) for proxy in self.dirty]
-        actions += [("deliver", (pair, side)) for pair, link in self.links.items() for side in (0, 1) if link.in_flight(side)]
+        actions += [
+            ("deliver", (pair, side)) for pair, link in self.links.items() for side in (0, 1) if link.in_flight(side)
+        ]
         if not actions:
             return False
         what, which = self.source.choice(actions)
@@ -147,7 +149,7 @@ class World:
 
     # A cut
 
-    def reports(self) -> list[dict[str, Any]]:
+    def reports(self) -> list[dict[str, SequenceCounts]]:
         return [self.engines[self.placement[rank]].counts(rank) for rank in range(self.program.ranks)]
 
     def agree(self) -> dict[str, int]:
@@ -160,7 +162,10 @@ class World:
         reports = self.reports()
         members = {sequence: c["members"] for report in reports for sequence, c in report.items()}
         agreed = verify_completed(
-            [{sequence: {rank: c["completed"]} for sequence, c in report.items()} for rank, report in enumerate(reports)],
+            [
+                {sequence: {rank: c["completed"]} for sequence, c in report.items()}
+                for rank, report in enumerate(reports)
+            ],
             members,
         )
         assert agreed == goal
@@ -204,10 +209,7 @@ class World:
                 again = (p["comm"], p["kind"], p["op"], p["root"], p["segments"], p["input"])
                 self._issue(rank, index, again)
         verify_completed(
-            [
-                {name: {rank: c["completed"]} for name, c in report.items()}
-                for rank, report in enumerate(self.reports())
-            ]
+            [{name: {rank: c["completed"]} for name, c in report.items()} for rank, report in enumerate(self.reports())]
         )
 
     def _issue(self, rank: int, index: int, arguments: tuple[Any, ...]) -> None:
