@@ -52,9 +52,7 @@ class FrameSocket:
         body = orjson.dumps(value)
         data = memoryview(_LENGTH.pack(len(body)) + body)
         until = time.monotonic() + deadline_s
-        ancillary = (
-            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", list(descriptors)))] if descriptors else []
-        )
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", list(descriptors)))] if descriptors else []
         while data:
             try:
                 sent = self.socket.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)

@@ -106,7 +106,9 @@ class _Session:
         try:
             operation = self._operations.get(str(request.get("op")))
             if operation is None:
-                raise RequestError("device-proxy.request", f"The device proxy knows no operation {request.get('op')!r}.")
+                raise RequestError(
+                    "device-proxy.request", f"The device proxy knows no operation {request.get('op')!r}."
+                )
             return reply | {"ok": True} | operation(request, fds)
         except (RequestError, self._native.ControlError) as error:
             return reply | {"ok": False, "code": error.code, "error": str(error)}
@@ -125,7 +127,8 @@ class _Session:
             )
         if request["build"] and request["build"] != self._build_id:
             raise RequestError(
-                "device-proxy.build", f"The device proxy is of build {self._build_id}, its client of {request['build']}."
+                "device-proxy.build",
+                f"The device proxy is of build {self._build_id}, its client of {request['build']}.",
             )
         return {
             "pid": os.getpid(),

@@ -73,7 +73,8 @@ class AtenBackend final : public DeviceBackend {
     at::Tensor t = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(device_));
     t.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
     const int64_t size = static_cast<int64_t>(bytes), stride = 1;
-    t.unsafeGetTensorImpl()->set_sizes_and_strides(at::IntArrayRef(size), at::IntArrayRef(stride), static_cast<int64_t>(offset));
+    t.unsafeGetTensorImpl()->set_sizes_and_strides(at::IntArrayRef(size), at::IntArrayRef(stride),
+                                                   static_cast<int64_t>(offset));
     return t;
   }
   c10::Device device_;
@@ -90,8 +91,9 @@ std::unique_ptr<DeviceBackend> make_backend(const std::string& kind) {
     return std::make_unique<AtenBackend>(device);
   } catch (const std::exception& e) {
     const auto* torch_error = dynamic_cast<const c10::Error*>(&e);
-    throw ControlError("device-proxy.device-kind", "the device kind '" + kind + "' cannot be used here: " +
-                                                       (torch_error ? torch_error->what_without_backtrace() : e.what()));
+    throw ControlError("device-proxy.device-kind",
+                       "the device kind '" + kind + "' cannot be used here: " +
+                           (torch_error ? torch_error->what_without_backtrace() : e.what()));
   }
 }
 

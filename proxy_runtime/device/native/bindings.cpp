@@ -13,7 +13,8 @@ namespace {
 
 // Deadlines cross the boundary as seconds from now.
 Clock::time_point after(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, 1e6)));
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, 1e6)));
 }
 
 py::dict comms_dict(const std::map<std::string, MemberCounts>& comms) {

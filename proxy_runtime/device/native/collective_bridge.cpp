@@ -19,7 +19,8 @@ bool in_place(CollectiveKind kind) {
 
 TensorRef parse_ref(WordReader& body) {
   uint64_t header = body.word();
-  if (static_cast<Tag>(header & 0xff) != Tag::Tensor) throw ProtocolError("a collective on something that is no tensor");
+  if (static_cast<Tag>(header & 0xff) != Tag::Tensor)
+    throw ProtocolError("a collective on something that is no tensor");
   TensorRef ref;
   ref.meta = parse_tensor(header, body, true);
   ref.handle = body.word();
@@ -76,13 +77,15 @@ bool splits_output(CollectiveKind kind) {
   return kind == CollectiveKind::AllGather || kind == CollectiveKind::Gather || kind == CollectiveKind::AllToAll;
 }
 
-std::vector<at::Tensor> input_pieces(const CollectiveCall& call, const std::vector<at::Tensor>& inputs, size_t members) {
+std::vector<at::Tensor> input_pieces(const CollectiveCall& call, const std::vector<at::Tensor>& inputs,
+                                     size_t members) {
   if (!splits_input(call.kind) || inputs.empty()) return inputs;
   if (inputs.size() == 1 && members != 1) {
     at::Tensor whole = inputs[0].contiguous();
     return split(whole, piece_sizes(call, whole, members, false));
   }
-  TORCH_CHECK_VALUE(inputs.size() == members, "a collective among ", members, " ranks was given ", inputs.size(), " inputs");
+  TORCH_CHECK_VALUE(inputs.size() == members, "a collective among ", members, " ranks was given ", inputs.size(),
+                    " inputs");
   return inputs;
 }
 
@@ -133,10 +136,12 @@ void CollectiveBridge::define(RankState& rank, WordReader body) {
                           std::to_string(rank_to_proxy_.size()));
     communicator.members.push_back(static_cast<int>(members[i]));
   }
-  if (own >= n || members[own] != rank.rank) throw ProtocolError("a communicator of which the rank is not the member it says");
+  if (own >= n || members[own] != rank.rank)
+    throw ProtocolError("a communicator of which the rank is not the member it says");
   for (const Communicator& known : rank.communicators)
     if (known.id == communicator.id) {
-      if (known.members != communicator.members) throw ProtocolError("a communicator is defined twice with other members");
+      if (known.members != communicator.members)
+        throw ProtocolError("a communicator is defined twice with other members");
       return;
     }
   engine_->define(communicator.id, communicator.members);
@@ -152,7 +157,8 @@ size_t CollectiveBridge::group_size(const RankState& rank, uint64_t comm) const 
 int CollectiveBridge::group_rank(const RankState& rank, uint64_t comm) const {
   for (const Communicator& c : rank.communicators)
     if (c.id == comm)
-      return static_cast<int>(std::find(c.members.begin(), c.members.end(), static_cast<int>(rank.rank)) - c.members.begin());
+      return static_cast<int>(std::find(c.members.begin(), c.members.end(), static_cast<int>(rank.rank)) -
+                              c.members.begin());
   throw ProtocolError("a collective on the unknown communicator " + std::to_string(comm));
 }
 
@@ -164,10 +170,11 @@ bool CollectiveBridge::must_wait(const RankState& rank, WordReader body) const {
          std::any_of(call.outputs.begin(), call.outputs.end(), pending);
 }
 
-std::vector<at::Tensor> CollectiveBridge::tensors(const std::vector<TensorRef>& refs, const std::vector<PhysicalPtr>& storages,
-                                                  size_t from) {
+std::vector<at::Tensor> CollectiveBridge::tensors(const std::vector<TensorRef>& refs,
+                                                  const std::vector<PhysicalPtr>& storages, size_t from) {
   std::vector<at::Tensor> result;
-  for (size_t i = 0; i < refs.size(); i++) result.push_back(tensor_on(refs[i].meta, storages.at(from + i)->storage, keys_));
+  for (size_t i = 0; i < refs.size(); i++)
+    result.push_back(tensor_on(refs[i].meta, storages.at(from + i)->storage, keys_));
   return result;
 }
 
@@ -247,7 +254,8 @@ void CollectiveBridge::complete(RankState& rank, const CollectiveCall& call, con
   at::NoGradGuard no_grad;
   auto outputs = tensors(call.outputs, pending.storages, call.inputs.size());
   auto check = [](bool fits) {
-    TORCH_CHECK(fits, "a collective's result does not have the size of the tensor given for it; the ranks disagree on shapes");
+    TORCH_CHECK(
+        fits, "a collective's result does not have the size of the tensor given for it; the ranks disagree on shapes");
   };
 
   if (!splits_output(call.kind)) {  // one block, packed as segments

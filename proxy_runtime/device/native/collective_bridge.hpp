@@ -57,9 +57,12 @@ class CollectiveBridge {
  private:
   size_t group_size(const RankState& rank, uint64_t comm) const;
   int group_rank(const RankState& rank, uint64_t comm) const;
-  void contribute(RankState& rank, const CollectiveCall& call, Descriptor descriptor, Slice input, PendingCollective pending);
-  void complete(RankState& rank, const CollectiveCall& call, const PendingCollective& pending, const CollectiveResult& result);
-  std::vector<at::Tensor> tensors(const std::vector<TensorRef>& refs, const std::vector<PhysicalPtr>& storages, size_t from);
+  void contribute(RankState& rank, const CollectiveCall& call, Descriptor descriptor, Slice input,
+                  PendingCollective pending);
+  void complete(RankState& rank, const CollectiveCall& call, const PendingCollective& pending,
+                const CollectiveResult& result);
+  std::vector<at::Tensor> tensors(const std::vector<TensorRef>& refs, const std::vector<PhysicalPtr>& storages,
+                                  size_t from);
 
   DeviceBackend& backend_;
   c10::DispatchKeySet keys_;

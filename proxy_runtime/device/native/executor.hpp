@@ -27,7 +27,8 @@ class Executor {
   c10::DispatchKeySet keys() const { return keys_; }
 
  private:
-  void dispatch(RankState& rank, const Template& t, CallContext& context, torch::jit::Stack& stack, FlatTensors* before);
+  void dispatch(RankState& rank, const Template& t, CallContext& context, torch::jit::Stack& stack,
+                FlatTensors* before);
 
   DeviceBackend& backend_;
   ProcessState& process_;

@@ -7,7 +7,9 @@
 namespace ergo::device {
 namespace {
 
-c10::StorageImpl* storage_impl(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
+c10::StorageImpl* storage_impl(const at::Tensor& t) {
+  return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
 
 void require_describable(const Template& t, const at::Tensor& result, c10::Device device) {
   TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && result.has_storage(), t.name, " returned a ",
@@ -52,8 +54,8 @@ void write_out(WordWriter& words, const ExpectedOutput& out, const at::Tensor& t
     return;
   }
   uint64_t flags = (t.is_conj() ? Conj : 0) | (t.is_neg() ? Neg : 0);
-  words.word(static_cast<uint64_t>(out.kind) | static_cast<uint64_t>(out.dtype) << 8 | uint64_t{out.sizes.size()} << 16 |
-             flags << 24 | uint64_t{out.reference} << 32);
+  words.word(static_cast<uint64_t>(out.kind) | static_cast<uint64_t>(out.dtype) << 8 |
+             uint64_t{out.sizes.size()} << 16 | flags << 24 | uint64_t{out.reference} << 32);
   words.word(static_cast<uint64_t>(out.offset));
   for (int64_t size : out.sizes) words.word(static_cast<uint64_t>(size));
   for (int64_t stride : out.strides) words.word(static_cast<uint64_t>(stride));
@@ -110,7 +112,8 @@ Outputs describe_outputs(const Template& t, const torch::jit::Stack& returns, co
     const at::Tensor &was = before[i], &is = after[i];
     TORCH_CHECK_NOT_IMPLEMENTED(storage_impl(was) == storage_impl(is), t.name,
                                 " gave an argument another storage, which a proxied device does not support");
-    if (was.sizes() == is.sizes() && was.strides() == is.strides() && was.storage_offset() == is.storage_offset()) continue;
+    if (was.sizes() == is.sizes() && was.strides() == is.strides() && was.storage_offset() == is.storage_offset())
+      continue;
     n_posts++;
     ExpectedOutput out;
     out.kind = OutKind::SameAsArgument;
@@ -126,7 +129,8 @@ Outputs describe_outputs(const Template& t, const torch::jit::Stack& returns, co
   return result;
 }
 
-std::vector<c10::Storage> match_outputs(const Template& t, const torch::jit::Stack& returns, const FlatTensors& arguments) {
+std::vector<c10::Storage> match_outputs(const Template& t, const torch::jit::Stack& returns,
+                                        const FlatTensors& arguments) {
   std::vector<c10::Storage> news(t.new_storages);
   size_t next = 0;
   auto match = [&](const at::Tensor& tensor) {

@@ -8,8 +8,8 @@
 namespace ergo::device {
 
 struct Outputs {
-  std::vector<ExpectedOutput> tensors;       // in the order of the returns
-  std::vector<c10::Storage> new_storages;    // by reference number
+  std::vector<ExpectedOutput> tensors;     // in the order of the returns
+  std::vector<c10::Storage> new_storages;  // by reference number
 };
 
 // Classifies the results and writes the OutputSpec of wire.hpp. `before` are the arguments as they were,
@@ -18,6 +18,7 @@ Outputs describe_outputs(const Template& t, const torch::jit::Stack& returns, co
                          const FlatTensors& after, c10::Device device, WordWriter& spec);
 
 // The new storages of a later execution. Throws c10::Error if a result is not what was described.
-std::vector<c10::Storage> match_outputs(const Template& t, const torch::jit::Stack& returns, const FlatTensors& arguments);
+std::vector<c10::Storage> match_outputs(const Template& t, const torch::jit::Stack& returns,
+                                        const FlatTensors& arguments);
 
 }  // namespace ergo::device

@@ -52,7 +52,8 @@ void ProcessState::leave(RankState& rank) {
 void ProcessState::set_globals(uint64_t globals) {
   uint64_t dtype = globals & 0xff;
   if (dtype >= static_cast<uint64_t>(at::ScalarType::NumOptions) ||
-      !(c10::isFloatingType(static_cast<at::ScalarType>(dtype)) || c10::isComplexType(static_cast<at::ScalarType>(dtype))))
+      !(c10::isFloatingType(static_cast<at::ScalarType>(dtype)) ||
+        c10::isComplexType(static_cast<at::ScalarType>(dtype))))
     throw ProtocolError("a default dtype that is not floating point");
   c10::set_default_dtype(c10::scalarTypeToTypeMeta(static_cast<at::ScalarType>(dtype)));
   at::globalContext().setDeterministicAlgorithms((globals >> 8) & 1, (globals >> 9) & 1);

@@ -21,7 +21,8 @@ Proxy::Proxy(const std::string& device_kind, uint64_t build)
       process_(*backend_),
       executor_(*backend_, process_),
       collectives_(*backend_, executor_.keys()),
-      store_(collectives_, [this](uint32_t rank, std::string reply) { server(rank).deliver_store_reply(std::move(reply)); }) {}
+      store_(collectives_,
+             [this](uint32_t rank, std::string reply) { server(rank).deliver_store_reply(std::move(reply)); }) {}
 
 Proxy::~Proxy() { commands_.close(); }
 
@@ -65,7 +66,8 @@ bool Proxy::pump() {
   try {
     return collectives_.engine().pump([this](int peer, Slice frame) { store_.on_control(peer, frame); });
   } catch (const FabricError& e) {
-    for (auto& [rank, server] : servers_) server->fail({Status::Runtime, std::string("the device proxies lost touch: ") + e.what()});
+    for (auto& [rank, server] : servers_)
+      server->fail({Status::Runtime, std::string("the device proxies lost touch: ") + e.what()});
     throw;
   }
 }
@@ -90,7 +92,8 @@ void Proxy::notice_lost_peers() {
   if (!running_ || stop_ != Stop::None || !collectives_.connected() || collectives_.fabric().lost().empty()) return;
   std::optional<std::string> why = collectives_.engine().waiting_for_lost_peer();
   for (auto& [rank, server] : servers_) {
-    bool needs_store = server->awaits_store() && collectives_.fabric().lost().contains(collectives_.rank_to_proxy().at(0));
+    bool needs_store =
+        server->awaits_store() && collectives_.fabric().lost().contains(collectives_.rank_to_proxy().at(0));
     if (why && !server->state().pending.empty())
       server->fail({Status::Runtime, *why});
     else if (needs_store)
@@ -99,8 +102,8 @@ void Proxy::notice_lost_peers() {
 }
 
 void Proxy::settle_stop() {
-  bool all = stop_ != Stop::None && std::all_of(servers_.begin(), servers_.end(),
-                                                 [&](const auto& entry) { return held(*entry.second); });
+  bool all = stop_ != Stop::None &&
+             std::all_of(servers_.begin(), servers_.end(), [&](const auto& entry) { return held(*entry.second); });
   std::lock_guard<std::mutex> lock(stop_mutex_);
   if (all == all_held_) return;
   all_held_ = all;
@@ -148,13 +151,16 @@ void Proxy::attach(uint32_t rank, int fd, Clock::time_point deadline) {
         auto slot = static_cast<uint32_t>(servers_.size());
         std::unique_ptr<RankServer> server;
         try {
-          server = std::make_unique<RankServer>(Services{*backend_, process_, executor_, collectives_, store_}, rank, slot, fd);
+          server = std::make_unique<RankServer>(Services{*backend_, process_, executor_, collectives_, store_}, rank,
+                                                slot, fd);
         } catch (const std::runtime_error& e) {
-          throw ControlError("device-proxy.ring", "the ring of rank " + std::to_string(rank) + " cannot be used: " + e.what());
+          throw ControlError("device-proxy.ring",
+                             "the ring of rank " + std::to_string(rank) + " cannot be used: " + e.what());
         }
         if (build_ != 0 && server->ring().header().build != 0 && server->ring().header().build != build_)
-          throw ControlError("device-proxy.build", "the ring of rank " + std::to_string(rank) +
-                                                       " was made by another build of the runtime than this device proxy");
+          throw ControlError("device-proxy.build",
+                             "the ring of rank " + std::to_string(rank) +
+                                 " was made by another build of the runtime than this device proxy");
         servers_.emplace(rank, std::move(server));
       },
       deadline);
@@ -178,8 +184,7 @@ StopReport Proxy::report(std::optional<uint64_t> at_step) {
     r.exited = server->exited();
     r.failure = server->failure();
     if (collectives_.connected())
-      for (const auto& [id, counts] : collectives_.engine().counts(static_cast<int>(rank)))
-        r.comms[id.text()] = counts;
+      for (const auto& [id, counts] : collectives_.engine().counts(static_cast<int>(rank))) r.comms[id.text()] = counts;
     result.reached &= !at_step || server->finished() || r.step >= *at_step;
   }
   return result;
@@ -226,7 +231,8 @@ FinishReport Proxy::finish_in_loop(const std::map<std::string, uint64_t>& target
   }
   auto waits = [&] {
     if (!engine.finished()) return true;
-    return std::any_of(servers_.begin(), servers_.end(), [](const auto& entry) { return entry.second->awaits_store(); });
+    return std::any_of(servers_.begin(), servers_.end(),
+                       [](const auto& entry) { return entry.second->awaits_store(); });
   };
   while (waits() || !collectives_.fabric().flushed()) {
     std::vector<futex_waitv> waiters;
@@ -238,13 +244,15 @@ FinishReport Proxy::finish_in_loop(const std::map<std::string, uint64_t>& target
       if (server->awaits_store()) progress |= server->step();
     if (progress) continue;
     if (Clock::now() >= deadline)
-      throw ControlError("device-proxy.deadline", "collectives or store requests did not finish before the deadline; "
-                                                  "another device proxy of the job does not answer");
+      throw ControlError("device-proxy.deadline",
+                         "collectives or store requests did not finish before the deadline; "
+                         "another device proxy of the job does not answer");
     wait_any(waiters, std::min(deadline, Clock::now() + std::chrono::milliseconds(20)));
   }
   FinishReport result;
   for (auto& [rank, server] : servers_) {
-    for (const auto& [id, counts] : engine.counts(static_cast<int>(rank))) result.completed[id.text()][rank] = counts.completed;
+    for (const auto& [id, counts] : engine.counts(static_cast<int>(rank)))
+      result.completed[id.text()][rank] = counts.completed;
     for (const PendingOperation& op : engine.pending(static_cast<int>(rank))) {
       result.pending_operations++;
       result.pending_bytes += op.input.size();
@@ -279,13 +287,15 @@ std::map<std::string, MemberCounts> Proxy::load(uint32_t rank, const std::string
                                                 Clock::time_point deadline) {
   return commands_.call(
       [this, rank, meta, storages] {
-        if (running_) throw ControlError("device-proxy.order", "the device proxy is running; nothing can be loaded into it");
+        if (running_)
+          throw ControlError("device-proxy.order", "the device proxy is running; nothing can be loaded into it");
         require_fabric();
         RankServer& s = server(rank);
         KeyValueStore* store = rank == 0 ? &store_.items() : nullptr;
         load_rank({*backend_, process_, collectives_}, s.state(), store, meta, storages);
         std::map<std::string, MemberCounts> result;
-        for (const auto& [id, counts] : collectives_.engine().counts(static_cast<int>(rank))) result[id.text()] = counts;
+        for (const auto& [id, counts] : collectives_.engine().counts(static_cast<int>(rank)))
+          result[id.text()] = counts;
         return result;
       },
       deadline);

@@ -254,7 +254,8 @@ void RankServer::define(WordReader body) {
 
 void RankServer::execute(WordReader body) {
   ExecBody e(body);
-  services_.executor.execute(state_, state_.templates.at(e.id), {WordReader(e.handles, e.n_handles), e.payload, e.base});
+  services_.executor.execute(state_, state_.templates.at(e.id),
+                             {WordReader(e.handles, e.n_handles), e.payload, e.base});
 }
 
 void RankServer::allocate(uint64_t handle, uint64_t bytes) {

@@ -39,10 +39,10 @@ struct RankState {
   // (process_state.hpp); `default_state` has it at all other times.
   std::unordered_map<uint64_t, at::Generator> generators;
   at::Tensor default_state;
-  std::vector<uint64_t> flags;  // the last Flags message
-  std::vector<Communicator> communicators;  // in creation order
+  std::vector<uint64_t> flags;                    // the last Flags message
+  std::vector<Communicator> communicators;        // in creation order
   std::map<uint64_t, PendingCollective> pending;  // by the engine's ticket
-  std::function<void(const Failure&)> report;  // an asynchronous error: the rank raises it at its next sync
+  std::function<void(const Failure&)> report;     // an asynchronous error: the rank raises it at its next sync
   uint64_t completions = 0;  // collectives completed in this proxy: what a blocked queue waits to see change
   uint64_t executed = 0, defined = 0, messages = 0;
 };

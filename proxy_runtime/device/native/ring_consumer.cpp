@@ -21,7 +21,8 @@ bool is_synchronous(Message type) {
   }
 }
 
-RingConsumer::RingConsumer(int fd) : ring_(RingMapping::map(fd, /*dontfork=*/false)), tail_(ring_.header()->tail.load()) {
+RingConsumer::RingConsumer(int fd)
+    : ring_(RingMapping::map(fd, /*dontfork=*/false)), tail_(ring_.header()->tail.load()) {
   RingHeader& h = header();
   if (tail_ % 8 != 0 || h.head.load() - tail_ > ring_.ring_bytes())
     throw ProtocolError("the positions in the ring's header are impossible");

@@ -160,7 +160,8 @@ void get_collectives(const MetaReader& meta, CollectiveBridge& collectives, Rank
     size_t n_body = pending.word();
     const uint64_t* body = pending.words(n_body);
     operation.body.assign(body, body + n_body);
-    for (uint64_t k = 0, storages = pending.word(); k < storages; k++) operation.storages.push_back(physical.at(pending.word()));
+    for (uint64_t k = 0, storages = pending.word(); k < storages; k++)
+      operation.storages.push_back(physical.at(pending.word()));
     size_t n_input = pending.word();
     const char* input = pending.bytes(n_input);
     Slice packed;

@@ -45,7 +45,9 @@ class Descriptor {
 
 }  // namespace
 
-WordWriter& MetaWriter::section(std::string_view name) { return sections_.emplace_back(name_word(name), WordWriter()).second; }
+WordWriter& MetaWriter::section(std::string_view name) {
+  return sections_.emplace_back(name_word(name), WordWriter()).second;
+}
 
 void MetaWriter::write(const std::string& path) const {
   WordWriter all;
@@ -76,7 +78,7 @@ MetaReader::MetaReader(const std::string& path) {
     return ControlError("device-proxy.meta", "the device state in " + path + " cannot be used: " + why);
   };
   Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  struct stat st {};
+  struct stat st{};
   if (fd.get() < 0 || fstat(fd.get(), &st) != 0) throw damaged(strerror(errno));
   auto bytes = static_cast<size_t>(st.st_size);
   if (bytes % sizeof(uint64_t) != 0 || bytes < 4 * sizeof(uint64_t)) throw damaged("it is cut off");
@@ -90,7 +92,8 @@ MetaReader::MetaReader(const std::string& path) {
   }
   if (words_[0] != kMetaMagic) throw damaged("it is no device state");
   if (words_[1] != kMetaVersion)
-    throw damaged("its format has version " + std::to_string(words_[1]) + ", this build reads " + std::to_string(kMetaVersion));
+    throw damaged("its format has version " + std::to_string(words_[1]) + ", this build reads " +
+                  std::to_string(kMetaVersion));
   if (checksum(words_.data(), words_.size() - 1) != words_.back()) throw damaged("its checksum is wrong");
   try {
     WordReader reader(words_.data() + 2, words_.size() - 3);
@@ -132,7 +135,8 @@ StoragesFile::~StoragesFile() {
 }
 
 void StoragesFile::fail(const std::string& what) const {
-  if (mode_ == Mode::Create) throw ControlError("device-proxy.dump", "device storages cannot be written to " + path_ + ": " + what);
+  if (mode_ == Mode::Create)
+    throw ControlError("device-proxy.dump", "device storages cannot be written to " + path_ + ": " + what);
   throw ControlError("device-proxy.storages", "device storages cannot be read from " + path_ + ": " + what);
 }
 

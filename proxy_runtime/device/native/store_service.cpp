@@ -23,9 +23,7 @@ void send(Fabric& fabric, int peer, uint32_t kind, uint32_t rank, std::string_vi
 
 }  // namespace
 
-bool StoreService::is_master() const {
-  return collectives_.rank_to_proxy().at(0) == collectives_.fabric().self();
-}
+bool StoreService::is_master() const { return collectives_.rank_to_proxy().at(0) == collectives_.fabric().self(); }
 
 std::optional<std::string> StoreService::request(uint32_t rank, std::string_view bytes) {
   if (is_master()) return store_.apply(bytes);
@@ -36,7 +34,8 @@ std::optional<std::string> StoreService::request(uint32_t rank, std::string_view
 void StoreService::on_control(int peer, const Slice& frame) {
   ControlHeader header;
   if (frame.size() < sizeof header)
-    throw FabricError("fabric_bad_frame", peer, "proxy " + std::to_string(peer) + " sent a control frame that is too short");
+    throw FabricError("fabric_bad_frame", peer,
+                      "proxy " + std::to_string(peer) + " sent a control frame that is too short");
   std::memcpy(&header, frame.data(), sizeof header);
   std::string_view bytes(reinterpret_cast<const char*>(frame.data()) + sizeof header, frame.size() - sizeof header);
   if (header.kind == kStoreReply) {
@@ -49,7 +48,8 @@ void StoreService::on_control(int peer, const Slice& frame) {
     }
     send(collectives_.fabric(), peer, kStoreReply, header.rank, reply);
   } else {
-    throw FabricError("fabric_bad_frame", peer, "proxy " + std::to_string(peer) + " sent a control frame of unknown kind");
+    throw FabricError("fabric_bad_frame", peer,
+                      "proxy " + std::to_string(peer) + " sent a control frame of unknown kind");
   }
 }
 

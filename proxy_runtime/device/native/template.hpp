@@ -29,8 +29,8 @@ struct Template {
   std::vector<Value> arguments;
   std::vector<ExpectedOutput> expected;  // tensors in the order of the returns
   uint32_t new_storages = 0;
-  std::string name;            // with overload, as sent
-  std::vector<uint64_t> key;   // as sent, globals word included
+  std::string name;           // with overload, as sent
+  std::vector<uint64_t> key;  // as sent, globals word included
 };
 
 // Throws ProtocolError for a malformed key, c10::NotImplementedError for an operator unknown here.

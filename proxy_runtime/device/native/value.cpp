@@ -37,7 +37,8 @@ uint64_t checked_multiply(uint64_t a, uint64_t b) {
 
 uint64_t checked_add(uint64_t a, uint64_t b) {
   uint64_t sum = 0;
-  if (__builtin_add_overflow(a, b, &sum) || sum > (uint64_t{1} << 62)) throw ProtocolError("a tensor of impossible size");
+  if (__builtin_add_overflow(a, b, &sum) || sum > (uint64_t{1} << 62))
+    throw ProtocolError("a tensor of impossible size");
   return sum;
 }
 
@@ -185,8 +186,8 @@ TensorMeta parse_tensor(uint64_t header, WordReader& key, bool may_have_strides)
   if (numel != 0) {
     uint64_t last = static_cast<uint64_t>(meta.offset);
     for (size_t i = 0; i < n; i++)
-      last = checked_add(last, checked_multiply(static_cast<uint64_t>(meta.sizes[i] - 1),
-                                                static_cast<uint64_t>(meta.strides[i])));
+      last = checked_add(
+          last, checked_multiply(static_cast<uint64_t>(meta.sizes[i] - 1), static_cast<uint64_t>(meta.strides[i])));
     meta.extent = checked_multiply(checked_add(last, 1), item);
   }
   return meta;
@@ -270,8 +271,8 @@ void check_type(const c10::Type& type, const Value& value, const c10::Argument& 
 at::Tensor tensor_on(const TensorMeta& meta, const c10::Storage& storage, c10::DispatchKeySet keys) {
   TORCH_CHECK(meta.extent <= storage.nbytes(), "ergosphere: a tensor reaches ", meta.extent,
               " bytes into a device storage of ", storage.nbytes(), " bytes");
-  at::Tensor t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys,
-                                                          c10::scalarTypeToTypeMeta(meta.dtype));
+  at::Tensor t =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, c10::scalarTypeToTypeMeta(meta.dtype));
   c10::TensorImpl* impl = t.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(meta.sizes, meta.strides, meta.offset);
   if (flag(meta.flags, Conj)) t._set_conj(true);

@@ -23,17 +23,17 @@ struct TensorMeta {
   at::ScalarType dtype = at::kFloat;
   uint8_t flags = 0;  // TensorFlag
   std::vector<int64_t> sizes, strides;
-  int64_t offset = 0;       // elements
-  uint64_t bytes = 0;       // numel * item size
-  uint64_t extent = 0;      // bytes of storage that it reaches into, from the storage's start
+  int64_t offset = 0;   // elements
+  uint64_t bytes = 0;   // numel * item size
+  uint64_t extent = 0;  // bytes of storage that it reaches into, from the storage's start
 };
 
 struct Value {
   Tag tag = Tag::None;
   ListElement element = ListElement::Other;
-  c10::IValue constant;          // all that the key decides
-  TensorMeta tensor;             // Tensor, CpuTensor
-  std::vector<Value> children;   // List
+  c10::IValue constant;         // all that the key decides
+  TensorMeta tensor;            // Tensor, CpuTensor
+  std::vector<Value> children;  // List
 };
 
 // Parses one encoded value. Throws ProtocolError.

@@ -39,7 +39,11 @@ def test_constants_are_those_of_the_header_file() -> None:
 def test_a_new_ring_is_empty() -> None:
     with Ring.create(3, "0123456789abcdef" * 2, ring_bytes=1 << 16, response_bytes=1 << 13) as ring:
         assert ring.fields.rank == 3
-        assert ring.fields.build == build_word("0123456789abcdef") == int.from_bytes(bytes.fromhex("0123456789abcdef"), "little")
+        assert (
+            ring.fields.build
+            == build_word("0123456789abcdef")
+            == int.from_bytes(bytes.fromhex("0123456789abcdef"), "little")
+        )
         assert (ring.head, ring.tail, ring.step, ring.step_done) == (0, 0, 0, 0)
         assert not ring.rank_attached and not ring.proxy_gone and ring.error is None
         assert os.fstat(ring.fd).st_size == 8192 + (1 << 16) + (1 << 13)

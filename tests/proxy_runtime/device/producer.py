@@ -94,7 +94,9 @@ def real(value: float) -> bytes:
     return struct.pack("=d", value)
 
 
-def tensor_key(sizes: Sequence[int], *, dtype: int = FLOAT32, strides: Sequence[int] | None = None, offset: int = 0) -> bytes:
+def tensor_key(
+    sizes: Sequence[int], *, dtype: int = FLOAT32, strides: Sequence[int] | None = None, offset: int = 0
+) -> bytes:
     canonical = strides is None
     head = Tag.TENSOR | dtype << 8 | len(sizes) << 16 | int(canonical) << 24
     return words(head, *sizes) + (b"" if strides is None else words(*strides, offset))
@@ -233,7 +235,9 @@ class Producer:
         self.send(Message.COLLECTIVE, body + words(*extra))
 
     def store(self, op: int, key: bytes, value: bytes = b"", number: int = 0) -> bytes:
-        request = struct.pack("=BI", op, len(key)) + key + struct.pack("=I", len(value)) + value + struct.pack("=q", number)
+        request = (
+            struct.pack("=BI", op, len(key)) + key + struct.pack("=I", len(value)) + value + struct.pack("=q", number)
+        )
         return self.call(Message.STORE, words(len(request)) + padded(request))
 
     # --- inside --------------------------------------------------------------------------------
@@ -256,7 +260,7 @@ class Producer:
             self._libc.syscall(202, ctypes.byref(word), 1, 1, None, None, 0)
         del word
 
-    def _wait(self, ready) -> None:  # noqa: ANN001
+    def _wait(self, ready) -> None:
         until = time.monotonic() + self.deadline_s
         while not ready():
             if time.monotonic() > until:

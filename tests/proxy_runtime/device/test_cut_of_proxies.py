@@ -24,7 +24,7 @@ def all_reduce(rank: Producer, handle: int, n: int = 4) -> None:
     rank.collective(7, ALL_REDUCE, tensor, tensor)
 
 
-def wait_for(condition, what: str, deadline_s: float = 20.0) -> None:  # noqa: ANN001
+def wait_for(condition, what: str, deadline_s: float = 20.0) -> None:
     until = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < until, what
@@ -35,7 +35,7 @@ def code_of(error: pytest.ExceptionInfo[DeviceProxyError]) -> str:
     return error.value.code
 
 
-def test_everything_of_a_rank_survives_a_move(job) -> None:  # noqa: ANN001
+def test_everything_of_a_rank_survives_a_move(job) -> None:
     one = job([0])
     rank = one.ranks[0]
     rank.write_floats(1, [1, 2, 3, 4])
@@ -58,7 +58,7 @@ def test_everything_of_a_rank_survives_a_move(job) -> None:  # noqa: ANN001
     assert one.stop()[0]["step"] == 12
 
 
-def test_messages_behind_the_cut_are_executed_by_the_next_proxy(job) -> None:  # noqa: ANN001
+def test_messages_behind_the_cut_are_executed_by_the_next_proxy(job) -> None:
     one = job([0])
     rank = one.ranks[0]
     rank.write_floats(1, [1, 2, 3, 4])
@@ -71,7 +71,7 @@ def test_messages_behind_the_cut_are_executed_by_the_next_proxy(job) -> None:  #
     assert rank.read_floats(103, 4) == [102, 103, 104, 105]
 
 
-def test_a_pending_collective_is_contributed_again(job) -> None:  # noqa: ANN001
+def test_a_pending_collective_is_contributed_again(job) -> None:
     two = job([0, 1])
     for index, rank in enumerate(two.ranks):
         rank.communicator(7, index, [0, 1])
@@ -94,7 +94,7 @@ def test_a_pending_collective_is_contributed_again(job) -> None:  # noqa: ANN001
     assert {r["comms"]["7"]["completed"] for r in reports.values()} == {2}
 
 
-def test_a_queue_waits_for_the_storage_that_it_touches_and_no_longer(job) -> None:  # noqa: ANN001
+def test_a_queue_waits_for_the_storage_that_it_touches_and_no_longer(job) -> None:
     two = job([0, 1])
     first, second = two.ranks
     for index, rank in enumerate(two.ranks):
@@ -118,7 +118,7 @@ def test_a_queue_waits_for_the_storage_that_it_touches_and_no_longer(job) -> Non
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_the_store_is_reached_from_every_proxy_and_moves_with_rank_0(job, transport: str) -> None:  # noqa: ANN001
+def test_the_store_is_reached_from_every_proxy_and_moves_with_rank_0(job, transport: str) -> None:
     two = job([0, 1], transport)
     first, second = two.ranks
     assert second.store(SET, b"a", b"1234") == b"\1"
@@ -131,7 +131,7 @@ def test_the_store_is_reached_from_every_proxy_and_moves_with_rank_0(job, transp
     assert first.store(GET, b"n") == b"\0017"
 
 
-def test_a_store_request_under_way_at_the_stop_is_answered(job) -> None:  # noqa: ANN001
+def test_a_store_request_under_way_at_the_stop_is_answered(job) -> None:
     for attempt in range(20):
         two = job([0, 1])
         before = two.ranks[1].ring.response_seq
@@ -145,7 +145,7 @@ def test_a_store_request_under_way_at_the_stop_is_answered(job) -> None:  # noqa
         two.close()
 
 
-def test_stopping_at_a_step(job) -> None:  # noqa: ANN001
+def test_stopping_at_a_step(job) -> None:
     one = job([0])
     rank, proxy = one.ranks[0], one.proxies[0]
     proxy.stop()
@@ -163,7 +163,7 @@ def test_stopping_at_a_step(job) -> None:  # noqa: ANN001
     assert rank.ring.step_done == 6
 
 
-def test_it_stops_right_after_the_step(job) -> None:  # noqa: ANN001
+def test_it_stops_right_after_the_step(job) -> None:
     one = job([0])
     rank, proxy = one.ranks[0], one.proxies[0]
     rank.write_floats(1, [0] * (1 << 12))
@@ -180,7 +180,7 @@ def test_it_stops_right_after_the_step(job) -> None:  # noqa: ANN001
     assert rank.ring.step_done == reply["ranks"]["0"]["step"]
 
 
-def test_a_stopped_proxy_takes_no_message_until_it_is_resumed(job) -> None:  # noqa: ANN001
+def test_a_stopped_proxy_takes_no_message_until_it_is_resumed(job) -> None:
     one = job([0])
     rank = one.ranks[0]
     rank.sync()
@@ -194,7 +194,7 @@ def test_a_stopped_proxy_takes_no_message_until_it_is_resumed(job) -> None:  # n
     assert rank.answer(before) == b""
 
 
-def test_requests_out_of_order_are_refused(job) -> None:  # noqa: ANN001
+def test_requests_out_of_order_are_refused(job) -> None:
     one = job([0])
     proxy = one.proxies[0]
     with pytest.raises(DeviceProxyError) as error:
@@ -218,7 +218,7 @@ def test_requests_out_of_order_are_refused(job) -> None:  # noqa: ANN001
 
 
 @pytest.mark.parametrize("kind", ["meta", "storages"])
-def test_a_damaged_dump_is_one_clear_error(job, kind: str) -> None:  # noqa: ANN001
+def test_a_damaged_dump_is_one_clear_error(job, kind: str) -> None:
     one = job([0])
     rank = one.ranks[0]
     rank.write_floats(1, [1, 2, 3, 4])
@@ -254,7 +254,7 @@ def test_a_damaged_dump_is_one_clear_error(job, kind: str) -> None:  # noqa: ANN
     assert rank.read_floats(2, 4) == [-1, -2, -3, -4]
 
 
-def test_storages_are_written_once_and_aligned(job) -> None:  # noqa: ANN001
+def test_storages_are_written_once_and_aligned(job) -> None:
     one = job([0])
     rank = one.ranks[0]
     for handle in range(3):
@@ -269,7 +269,7 @@ def test_storages_are_written_once_and_aligned(job) -> None:  # noqa: ANN001
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_cuts_of_collectives_change_no_bit(job, seed: int) -> None:  # noqa: ANN001
+def test_random_cuts_of_collectives_change_no_bit(job, seed: int) -> None:
     """Three ranks on two proxies; a cut at a random message, then on with another placement."""
     chooser = random.Random(seed)
     rounds, n = 12, 16
@@ -305,7 +305,7 @@ def test_random_cuts_of_collectives_change_no_bit(job, seed: int) -> None:  # no
         assert rank.take_error() is None
 
 
-def test_a_lost_peer_ends_the_ranks_that_wait_for_it(job) -> None:  # noqa: ANN001
+def test_a_lost_peer_ends_the_ranks_that_wait_for_it(job) -> None:
     two = job([0, 1], "tcp")  # a killed peer on shared memory is found by the shim, from its pidfd
     first = two.ranks[0]
     for index, rank in enumerate(two.ranks):

@@ -91,7 +91,7 @@ def test_one_off_definitions_are_not_kept(rank: Producer) -> None:
 def test_a_definition_that_fails_registers_nothing(rank: Producer) -> None:
     rank.write_floats(1, [1, 2, 3, 4])
     rank.write_floats(2, [1, 1, 1, 1])
-    with pytest.raises(RemoteError, match="size mismatch|must match|shapes") as error:
+    with pytest.raises(RemoteError, match=r"size mismatch|must match|shapes") as error:
         rank.define(Op("aten::mm", tensor_key([2, 2]) + tensor_key([1, 4]), [1, 2]), template=0, base=3)
     assert error.value.status == RUNTIME
     rank.define(ADD, template=0, base=3)  # the same id, the same base
@@ -175,7 +175,9 @@ def test_random_numbers_are_those_of_torch(rank: Producer) -> None:
     assert rank.read(1, 256) == torch.rand(64).numpy().tobytes()
     rank.send(Message.NEW_GENERATOR, words(5))
     rank.send(Message.SEED, words(5, 77))
-    with_generator = Op("aten::rand.generator", words(Tag.INT_LIST | 1 << 8, 64, Tag.GENERATOR) + none_key() * 4, [], words(5))
+    with_generator = Op(
+        "aten::rand.generator", words(Tag.INT_LIST | 1 << 8, 64, Tag.GENERATOR) + none_key() * 4, [], words(5)
+    )
     rank.define(with_generator, base=2)
     assert rank.read(2, 256) == torch.rand(64, generator=torch.Generator().manual_seed(77)).numpy().tobytes()
 
@@ -189,7 +191,7 @@ def test_a_generator_goes_back_to_a_saved_state(rank: Producer) -> None:
     assert rank.read(1, 32) == rank.read(2, 32)
 
 
-def test_each_rank_of_a_proxy_has_its_own_default_generator(job) -> None:  # noqa: ANN001
+def test_each_rank_of_a_proxy_has_its_own_default_generator(job) -> None:
     ranks = job([0, 0]).ranks
     # native_dropout has no generator argument: it takes the process's default.
     dropout = Op("aten::native_dropout", tensor_key([64]) + words(Tag.FLOAT, Tag.BOOL | 1 << 8), [1], real(0.5))

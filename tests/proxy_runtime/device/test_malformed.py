@@ -110,7 +110,10 @@ def expect_stopped(rank: Producer, because: str) -> None:
         (raw(Message.DEFINE, Op("aten::neg", words(200), [1]).define_body(0, 2)), "unknown argument tag 200"),
         (raw(Message.DEFINE, Op("aten::neg", none_key(), []).define_body(0, 2)), "was sent with tag"),
         (raw(Message.DEFINE, Op("aten::neg", tensor_key([4]) * 2, [1]).define_body(0, 2)), "more words than arguments"),
-        (ALLOC_1 + raw(Message.DEFINE, Op("aten::neg", tensor_key([4]), [1, 1]).define_body(0, 2)), "more words than its template"),
+        (
+            ALLOC_1 + raw(Message.DEFINE, Op("aten::neg", tensor_key([4]), [1, 1]).define_body(0, 2)),
+            "more words than its template",
+        ),
         (raw(Message.DEFINE, Op("aten::neg", tensor_key([-1]), [1]).define_body(0, 2)), "negative size"),
         (raw(Message.DEFINE, Op("aten::neg", tensor_key([2**40, 2**40]), [1]).define_body(0, 2)), "impossible size"),
         (raw(Message.DEFINE, Op("aten::neg", tensor_key([4], dtype=250), [1]).define_body(0, 2)), "unknown dtype"),
@@ -134,7 +137,7 @@ def test_a_malformed_message_ends_its_rank_with_the_reason(crowd: Crowd, message
 
 def test_a_waiting_rank_gets_the_reason_as_its_answer(crowd: Crowd) -> None:
     rank = crowd.new_rank()
-    with pytest.raises(RemoteError, match="stopped serving rank .* flags message"):
+    with pytest.raises(RemoteError, match=r"stopped serving rank .* flags message"):
         rank.call(Message.FLAGS, words(1, 0))
     crowd.check()
 
@@ -159,13 +162,21 @@ kinds = st.sampled_from([m for m in Message if m is not Message.EXIT])
 @st.composite
 def definitions(draw: st.DrawFn) -> bytes:
     """Definitions whose framing is right and whose keys, handles and payloads are not."""
-    name = draw(st.sampled_from(["aten::neg", "aten::add.Tensor", "aten::cat", "aten::index.Tensor", "aten::sum.dim_IntList", "aten::rand"]))
+    name = draw(
+        st.sampled_from(
+            ["aten::neg", "aten::add.Tensor", "aten::cat", "aten::index.Tensor", "aten::sum.dim_IntList", "aten::rand"]
+        )
+    )
     op = Op(name, draw(bodies), draw(st.lists(st.integers(0, 3), max_size=3)), draw(bodies))
     return op.define_body(draw(st.sampled_from([0, NO_TEMPLATE])), draw(st.integers(0, 40)))
 
 
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(messages=st.lists(st.one_of(st.tuples(kinds, bodies), st.tuples(st.just(Message.DEFINE), definitions())), max_size=6))
+@given(
+    messages=st.lists(
+        st.one_of(st.tuples(kinds, bodies), st.tuples(st.just(Message.DEFINE), definitions())), max_size=6
+    )
+)
 def test_any_words_in_any_message(crowd: Crowd, messages: list[tuple[Message, bytes]]) -> None:
     rank = crowd.new_rank()
     rank.write_floats(1, [1, 2, 3, 4])

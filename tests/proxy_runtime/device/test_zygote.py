@@ -124,7 +124,11 @@ def test_rings_of_others_are_refused(zygote: Zygote, tmp_path: Path) -> None:
         other_rank = Ring.create(3)
         no_ring = os.memfd_create("nothing")
         os.ftruncate(no_ring, 1 << 16)
-        for fd, code in ((other_build.fd, "device-proxy.build"), (other_rank.fd, "device-proxy.ring"), (no_ring, "device-proxy.ring")):
+        for fd, code in (
+            (other_build.fd, "device-proxy.build"),
+            (other_rank.fd, "device-proxy.ring"),
+            (no_ring, "device-proxy.ring"),
+        ):
             with pytest.raises(DeviceProxyError) as error:
                 proxy.attach(0, fd)
             assert error.value.code == code
