@@ -128,7 +128,7 @@ def results(call: Call, given: dict[int, list[Array]]) -> dict[int, list[bytes]]
 
     def reduced(segment: int) -> Array:
         value = tree_reduce([given[rank][segment] for rank in members], call.op)
-        return (value / value.dtype.type(world)).astype(value.dtype) if call.op == AVG else value
+        return np.divide(value, world, dtype=value.dtype) if call.op == AVG else value
 
     match call.kind:
         case Kind.ALL_REDUCE:
