@@ -8,6 +8,7 @@ import os
 __all__ = ["Channel", "channel", "take_channel"]
 
 _KINDS = ("cpu", "cuda")
+_BUILD_OFFSET = 32  # bytes from the start of the ring's header to its build word (channel/ring.hpp)
 
 
 class Channel:
@@ -42,6 +43,7 @@ def take_channel() -> None:
     if not number.isdigit() or not rank_dir or kind not in _KINDS:
         raise RuntimeError(f"ERGO_CHANNEL is {text!r}, not <descriptor>:<folder>:<cpu or cuda>.")
     base = _map(int(number))
+    _check_build(base, rank_dir)
     _preload_stubs(os.path.join(rank_dir, "stubs"))
     # The device needs torch's entry point, whatever the job's environment says about other backends.
     os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
@@ -64,6 +66,18 @@ def _map(descriptor: int) -> int:
     if not base:
         raise RuntimeError(error.value.decode() + ".")
     return base
+
+
+def _check_build(base: int, rank_dir: str) -> None:
+    """Handshake: whoever made the ring must have the build that this rank runs (builds/<id>/rank)."""
+    theirs = ctypes.c_uint64.from_address(base + _BUILD_OFFSET).value
+    name = os.path.basename(os.path.dirname(os.path.abspath(rank_dir)))
+    try:
+        mine = int.from_bytes(bytes.fromhex(name[:16]), "little")
+    except ValueError:
+        return  # not in a build directory: under development
+    if theirs not in (0, mine):
+        raise RuntimeError(f"The channel belongs to another build of the runtime than {name}; start both with one build.")
 
 
 def _preload_stubs(folder: str) -> None:
