@@ -28,13 +28,13 @@ def main() -> None:
         register_tree_hook(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     torch.manual_seed(100 + int(rank))
+    # "one": all gradients but rank 0's are exactly zero, so that sums have one order only.
+    weight = 1.0 if active == "all" or rank == "0" else 0.0
     for step in range(6):
         data = torch.randn(16, 70)
         if step == 3:  # accumulation: gradients that exist already when the reducer looks at them
             with model.no_sync():
-                model(data).square().sum().backward()
-        # "one": all gradients but rank 0's are exactly zero, so that sums have one order only.
-        weight = 1.0 if active == "all" or rank == "0" else 0.0
+                (model(data).square().sum() * weight).backward()
         (model(data).square().sum() * weight).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=clearing == "none")

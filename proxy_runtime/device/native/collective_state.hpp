@@ -43,10 +43,14 @@ struct CollectiveEngine::Contribution {
 };
 
 struct CollectiveEngine::Instance {
+  struct Chunk {
+    uint64_t offset;
+    Slice payload;  // reduced, or the sentence why it could not be
+    bool failed;
+  };
   std::map<uint32_t, Contribution> contributions;             // by group rank
-  std::map<uint32_t, std::pair<uint64_t, Slice>> chunks;      // reduced, by owner index: offset, payload
+  std::map<uint32_t, Chunk> chunks;                           // by owner index
   std::map<uint32_t, std::shared_ptr<Operation>> operations;  // of local members
-  std::shared_ptr<Buffer> assembled;                          // chunked: the result, own chunk already in it
   bool ready = false;
   std::map<uint32_t, CollectiveResult> results;  // of local members, once ready
 };

@@ -180,7 +180,8 @@ void CollectiveEngine::receive(int peer, Frame frame) {
   }
   Instance& instance = s.instances[h.number];
   if (h.phase == static_cast<uint8_t>(Phase::Result)) {
-    if (!instance.chunks.emplace(h.source, std::pair{h.offset, std::move(frame.payload)}).second)
+    if (!instance.chunks.emplace(h.source, Instance::Chunk{h.offset, std::move(frame.payload), h.part == kNoPart})
+             .second)
       bad_frame(peer, h, "a chunk came twice");
   } else if (h.phase == static_cast<uint8_t>(Phase::Contribution)) {
     if (h.parts == 0 || h.parts > rank_to_proxy_.size()) bad_frame(peer, h, "it has an impossible number of parts");
@@ -242,8 +243,10 @@ void CollectiveEngine::prepare(Sequence& s, uint64_t number) {
       const Descriptor& descriptor = instance.operations.begin()->second->descriptor;
       if (is_chunked(descriptor, s.roster) && !reduce_own_chunk(s, number, instance)) return;
       make_results(s, instance);
-    } catch (const CollectiveError& error) {
-      // A kernel that the dtype or reduction lacks: the same at every member, so nobody waits for it.
+    } catch (const FabricError&) {
+      throw;
+    } catch (const std::exception& error) {
+      // A kernel that the dtype or reduction lacks, whatever it throws: every proxy that reduces finds the same.
       for (auto& [member, operation] : instance.operations) instance.results[member] = {{}, error.what()};
     }
   }
@@ -310,8 +313,15 @@ bool CollectiveEngine::reduce_own_chunk(Sequence& s, uint64_t number, Instance& 
   auto me = static_cast<uint32_t>(std::find(proxies.begin(), proxies.end(), self_) - proxies.begin());
   if (!instance.chunks.count(me)) {
     Range chunk = chunk_of(packed_bytes(descriptor.segments), me, proxies.size());
-    Slice reduced = reduce(s, instance, descriptor, 0, chunk, Buffer::allocate(chunk.end - chunk.begin));
-    instance.chunks[me] = {chunk.begin, reduced};
+    Instance::Chunk own{chunk.begin, Slice(), false};
+    try {
+      own.payload = reduce(s, instance, descriptor, 0, chunk, Buffer::allocate(chunk.end - chunk.begin));
+    } catch (const std::exception& error) {
+      // Perhaps only this chunk has a dtype that the kernel lacks: the others must hear of it, not wait for it.
+      own.failed = true;
+      own.payload = Buffer::copy_of(std::as_bytes(std::span(std::string_view(error.what()))));
+    }
+    instance.chunks[me] = own;
     FrameHeader header;
     header.type = static_cast<uint8_t>(FrameType::Collective);
     header.phase = static_cast<uint8_t>(Phase::Result);
@@ -319,8 +329,9 @@ bool CollectiveEngine::reduce_own_chunk(Sequence& s, uint64_t number, Instance& 
     header.number = number;
     header.source = me;
     header.offset = chunk.begin;
+    header.part = own.failed ? kNoPart : 0;
     for (int proxy : proxies)
-      if (proxy != self_) fabric_.send(proxy, header, reduced);
+      if (proxy != self_) fabric_.send(proxy, header, own.payload);
   }
   return instance.chunks.size() == proxies.size();
 }
@@ -329,14 +340,18 @@ void CollectiveEngine::make_results(Sequence& s, Instance& instance) {
   const Descriptor& any = instance.operations.begin()->second->descriptor;
   std::vector<Slice> shared;  // what all local members with a result get
   if (any.kind == CollectiveKind::AllReduce && is_chunked(any, s.roster)) {
+    for (auto& [owner, chunk] : instance.chunks)  // the lowest failed owner's sentence, at every member
+      if (chunk.failed)
+        throw CollectiveError("collective_kernel",
+                              std::string(reinterpret_cast<const char*>(chunk.payload.data()), chunk.payload.size()));
     auto whole = Buffer::allocate(packed_bytes(any.segments));
     for (auto& [owner, chunk] : instance.chunks) {
       Range range = chunk_of(whole->size(), owner, s.roster.proxies.size());
-      if (owner >= s.roster.proxies.size() || chunk.first != range.begin ||
-          chunk.second.size() != range.end - range.begin)
+      if (owner >= s.roster.proxies.size() || chunk.offset != range.begin ||
+          chunk.payload.size() != range.end - range.begin)
         throw FabricError("fabric_bad_frame", owner < s.roster.proxies.size() ? s.roster.proxies[owner] : -1,
                           "a reduced chunk of sequence " + s.id.text() + " does not have the expected place and size");
-      if (!chunk.second.empty()) std::memcpy(whole->data() + range.begin, chunk.second.data(), chunk.second.size());
+      if (!chunk.payload.empty()) std::memcpy(whole->data() + range.begin, chunk.payload.data(), chunk.payload.size());
     }
     shared.push_back(Slice(std::move(whole)));
   } else if (any.kind == CollectiveKind::AllReduce ||

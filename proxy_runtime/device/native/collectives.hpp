@@ -92,7 +92,7 @@ struct SequenceId {
 // = input of group rank i; AllToAll: W, block i = from group rank i. Empty where has_result is false.
 struct CollectiveResult {
   std::vector<Slice> blocks;
-  std::string error;  // not empty: the members disagree (same sentence at all of them); blocks are empty
+  std::string error;  // not empty: the members disagree (the same sentence at all) or a kernel failed; no blocks
 };
 
 struct MemberCounts {

@@ -163,6 +163,19 @@ def test_a_reduction_that_the_dtype_lacks_is_an_error_at_all_members(native: Mod
         assert all("not defined for floating point" in error for *_, error in done)
 
 
+def test_a_kernel_that_fails_in_one_owners_chunk_is_an_error_at_all_members(native: ModuleType) -> None:
+    pair = Pair(native)
+    # Bitwise "and": the integers, reduced by proxy 0, have it; the floats at the end, reduced by proxy 1, do not.
+    arrays = [np.ones(40_000, np.int32), np.ones(10, np.float32)]
+    for rank in (0, 1):
+        segments = [(3, 4, arrays[0].nbytes), (F32, 4, arrays[1].nbytes)]
+        pair.engines[rank].issue(rank, 7, Kind.ALL_REDUCE, 5, 0, segments, pack(arrays), 0)
+    errors = [error for *_, error in pair.settle()]
+    assert len(errors) == 2
+    assert len(set(errors)) == 1
+    assert "not defined for floating point" in errors[0]
+
+
 def test_issue_refuses_what_cannot_be_executed(native: ModuleType) -> None:
     pair = Pair(native)
     engine = pair.engines[0]
