@@ -1,11 +1,13 @@
 // Where torch chooses an implementation by device type, a device of kind "cpu" must choose as the CPU
 // does: the kernels of the CUDA branch do not exist there, and its bits are those of a native CPU run.
+#include <ATen/OpMathType.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 
 #include <limits>
 #include <tuple>
+#include <vector>
 
 #include "kernels.hpp"
 
@@ -31,6 +33,12 @@ int64_t sdp_choice_kernel(const Tensor& query, const Tensor& key, const Tensor& 
 // at::native::scaled_dot_product_attention with the branches that a CPU can take.
 Tensor sdpa_kernel(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
                    double dropout, bool causal, std::optional<double> scale, bool gqa) {
+  if (query.dim() == 3 && key.dim() == 3 && value.dim() == 3) {
+    OptionalTensor mask4 = mask;
+    while (defined(mask4) && mask4->dim() < 4) mask4 = mask4->unsqueeze(0);
+    return sdpa_kernel(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask4, dropout, causal, scale, gqa)
+        .squeeze(0);
+  }
   const auto choice =
       static_cast<sdp::SDPBackend>(sdp_choice_kernel(query, key, value, mask, dropout, causal, scale, gqa));
   const OptionalTensor additive = additive_mask(mask, query.scalar_type());
@@ -67,6 +75,22 @@ std::tuple<Tensor, Tensor> gru_cell_kernel(const Tensor& input_gates, const Tens
   return {(hx - candidate) * update + candidate, at::empty({0}, input_gates.options())};
 }
 
+// The decomposition that torch uses on the CPU; CUDA has a kernel of its own.
+std::tuple<Tensor, Tensor> rms_norm_kernel(const Tensor& input, at::IntArrayRef normalized_shape,
+                                           const OptionalTensor& weight, std::optional<double> eps) {
+  std::vector<int64_t> dims;
+  for (size_t i = 0; i < normalized_shape.size(); ++i) dims.push_back(input.dim() - static_cast<int64_t>(i) - 1);
+  const auto type = at::toOpMathType(input.scalar_type());
+  const bool single = type == at::kFloat || type == at::kComplexFloat;
+  const double epsilon = single ? eps.value_or(std::numeric_limits<float>::epsilon())
+                                : eps.value_or(std::numeric_limits<double>::epsilon());
+  const Tensor wide = input.to(type);
+  const Tensor scale = at::rsqrt(at::pow(wide, 2).mean(dims, /*keepdim=*/true).add_(epsilon));
+  Tensor result = wide.mul(scale);
+  if (defined(weight)) result = result.mul(*weight);
+  return {result.type_as(input), scale};
+}
+
 bool no_cudnn_ctc(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) { return false; }
 bool no_cudnn_ctc_tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t) { return false; }
 
@@ -78,6 +102,7 @@ void register_cpu_device_kernels(torch::Library& library, torch::Library& autogr
     target->impl("scaled_dot_product_attention", sdpa_kernel);
     target->impl("_thnn_fused_lstm_cell", lstm_cell_kernel);
     target->impl("_thnn_fused_gru_cell", gru_cell_kernel);
+    target->impl("_fused_rms_norm", rms_norm_kernel);
   }
   library.impl("_fused_sdp_choice", sdp_choice_kernel);
   library.impl("_use_cudnn_ctc_loss", no_cudnn_ctc);

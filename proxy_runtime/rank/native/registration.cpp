@@ -20,12 +20,12 @@ namespace {
 
 // Composites that are forwarded whole: fewer messages, and the device chooses their parts. The last four
 // launch kernels from a composite, which in a rank would be native CUDA code on memory it does not have.
-constexpr std::array<std::string_view, 27> kWholeComposites{
+constexpr std::array<std::string_view, 26> kWholeComposites{
     "aten::clone",           "aten::convolution",        "aten::convolution_backward", "aten::embedding",
     "aten::zeros_like",      "aten::ones_like",          "aten::full_like",            "aten::masked_fill.Scalar",
     "aten::masked_fill.Tensor", "aten::native_dropout_backward", "aten::embedding_backward", "aten::repeat",
     "aten::stack",           "aten::cat",                "aten::logsumexp",            "aten::mean",
-    "aten::_fused_rms_norm", "aten::select_backward",    "aten::slice_backward",       "aten::bernoulli.p",
+    "aten::select_backward",    "aten::slice_backward",       "aten::bernoulli.p",
     "aten::mv",              "aten::rand_like",          "aten::randn_like",           "aten::ldexp.Tensor",
     "aten::ldexp.out",       "aten::ldexp_",             "aten::mode.values"};
 
@@ -36,9 +36,9 @@ constexpr std::array<std::string_view, 21> kLocal{
     "aten::resize_", "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset",
     "aten::set_.source_Tensor", "aten::set_", "aten::copy_", "aten::_to_copy", "aten::_local_scalar_dense",
     "aten::record_stream", "aten::is_pinned", "aten::_pin_memory", "aten::scaled_dot_product_attention"};
-constexpr std::array<std::string_view, 5> kLocalOnCpuDevice{
+constexpr std::array<std::string_view, 6> kLocalOnCpuDevice{
     "aten::_fused_sdp_choice", "aten::_use_cudnn_ctc_loss", "aten::_use_cudnn_ctc_loss.Tensor",
-    "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_gru_cell"};
+    "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_gru_cell", "aten::_fused_rms_norm"};
 
 // Collectives reach our process group by torch's own kernels.
 constexpr std::array<std::string_view, 4> kTorchsNamespaces{"c10d", "_c10d_functional", "_c10d_functional_autograd",

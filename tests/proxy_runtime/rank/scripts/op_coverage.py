@@ -30,6 +30,8 @@ def different(a, b) -> str:
     if len(a) != len(b):
         return f"{len(a)} results and {len(b)}"
     for x, y in zip(a, b, strict=True):
+        if x.dtype is torch.complex32 and y.dtype is torch.complex32:  # has few operators of its own
+            x, y = x.to(torch.complex64), y.to(torch.complex64)
         if x.shape != y.shape or x.dtype != y.dtype:
             return f"{x.dtype}{tuple(x.shape)} and {y.dtype}{tuple(y.shape)}"
         if not x.is_sparse and not torch.equal(torch.nan_to_num(x), torch.nan_to_num(y)):
@@ -79,7 +81,8 @@ def main() -> None:
         name = op.formatted_name
         if (names and name not in names) or not op.supports_dtype(dtype, "cpu"):
             continue
-        if "empty" in name or name in ("new_empty_strided", "tensor_split"):
+        # Uninitialised, indices that must be on the host, samples whose storage `moved` does not keep.
+        if "empty" in name or name in ("new_empty_strided", "tensor_split", "as_strided_partial_views"):
             continue
         backward = dtype is torch.float32 and op.supports_autograd
         found: dict[tuple[str, str], None] = {}
