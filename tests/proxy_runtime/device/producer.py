@@ -164,7 +164,9 @@ class Producer:
         return self.answer(seq)
 
     def answer(self, after: int) -> bytes:
-        self._wait(lambda: self.ring.response_seq > after)
+        self._wait(lambda: self.ring.response_seq > after or self.ring.proxy_gone)
+        if self.ring.response_seq <= after:
+            raise RemoteError(1, f"proxy gone: {self.ring.error}")
         length, status = struct.unpack_from("=QI", self._map, RESPONSE_LENGTH)
         start = HEADER_BYTES + self.ring.fields.ring_bytes
         data = bytes(self._map[start : start + length])
