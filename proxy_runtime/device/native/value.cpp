@@ -122,6 +122,41 @@ bool fits(const c10::Type& type, const Value& value) {
   }
 }
 
+// Types that fits() can ever accept. An operator with another argument type is not malformed, but not supported.
+bool supported(const c10::Type& type) {
+  using Kind = c10::TypeKind;
+  switch (type.kind()) {
+    case Kind::OptionalType:
+      return supported(*type.castRaw<c10::OptionalType>()->getElementType());
+    case Kind::ListType: {
+      const c10::Type& element = *type.castRaw<c10::ListType>()->getElementType();
+      if (element.kind() == Kind::OptionalType)
+        return element.castRaw<c10::OptionalType>()->getElementType()->kind() == Kind::TensorType;
+      return element.kind() == Kind::TensorType || element.kind() == Kind::NumberType ||
+             element.kind() == Kind::IntType || element.kind() == Kind::SymIntType ||
+             element.kind() == Kind::BoolType || element.kind() == Kind::FloatType;
+    }
+    case Kind::TensorType:
+    case Kind::IntType:
+    case Kind::SymIntType:
+    case Kind::LayoutType:
+    case Kind::ScalarTypeType:
+    case Kind::MemoryFormatType:
+    case Kind::FloatType:
+    case Kind::SymFloatType:
+    case Kind::BoolType:
+    case Kind::SymBoolType:
+    case Kind::NumberType:
+    case Kind::ComplexType:
+    case Kind::StringType:
+    case Kind::DeviceObjType:
+    case Kind::GeneratorType:
+      return true;
+    default:
+      return false;
+  }
+}
+
 at::Tensor cpu_tensor(const TensorMeta& meta, WordReader& payload) {
   const char* data = payload.bytes(meta.bytes);
   at::Tensor t = at::empty(meta.sizes, at::TensorOptions().dtype(meta.dtype));
@@ -263,6 +298,8 @@ Value parse_value(WordReader& key, c10::Device device, int depth) {
 }
 
 void check_type(const c10::Type& type, const Value& value, const c10::Argument& argument) {
+  TORCH_CHECK_NOT_IMPLEMENTED(supported(type) || value.tag == Tag::None, "an argument '", argument.name(), "' of type ",
+                              type.str(), " cannot be sent to a proxied device");
   if (!fits(type, value))
     throw ProtocolError("argument '" + argument.name() + "' of type " + type.str() + " was sent with tag " +
                         std::to_string(static_cast<int>(value.tag)));

@@ -40,7 +40,8 @@ struct Value {
 Value parse_value(WordReader& key, c10::Device device, int depth = 0);
 // Header word, sizes, and strides of a Tensor-tagged key. Throws ProtocolError.
 TensorMeta parse_tensor(uint64_t header, WordReader& key, bool may_have_strides);
-// Throws ProtocolError unless a value of this shape may be given for an argument of this type.
+// Throws ProtocolError unless a value of this shape may be given for an argument of this type, and
+// c10::NotImplementedError where no value of this type can be sent at all.
 void check_type(const c10::Type& type, const Value& value, const c10::Argument& argument);
 
 // What a call adds to its template.

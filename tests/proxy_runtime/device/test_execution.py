@@ -235,3 +235,11 @@ def test_more_messages_than_the_ring_holds(rank: Producer) -> None:
         rank.free(3 + i)
     assert rank.read_floats(8003, 4) == [8002, 8003, 8004, 8005]
     assert stats(rank)["storages"] == 3
+
+
+def test_argument_types_that_cannot_be_sent_are_refused_and_the_rank_lives(rank: Producer) -> None:
+    rank.write_floats(1, [1, 2, 3, 4])
+    with pytest.raises(RemoteError, match="cannot be sent to a proxied device") as error:
+        rank.define(Op("aten::set.source_Storage", tensor_key([4]) + words(Tag.INT, 0), [1]), base=2)
+    assert error.value.status == NOT_IMPLEMENTED
+    assert rank.read_floats(1, 4) == [1, 2, 3, 4]
