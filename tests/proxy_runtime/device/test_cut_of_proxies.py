@@ -317,3 +317,28 @@ def test_a_lost_peer_ends_the_ranks_that_wait_for_it(job) -> None:
     with pytest.raises(RemoteError, match="proxy 1"):
         first.read_floats(1, 4)
     assert first.ring.proxy_gone
+
+
+def test_a_rank_that_has_ended_does_not_hold_up_a_cut(job) -> None:
+    two = job([0, 0])
+    first, second = two.ranks
+    first.send(Message.EXIT)
+    second.step(4)
+    second.sync()
+    reply = two.proxies[0].stop(at_step=4, deadline_s=20)
+    assert reply["reached"] is True
+    assert [reply["ranks"][rank]["exited"] for rank in ("0", "1")] == [True, False]
+    two.proxies[0].resume()
+    second.sync()
+
+
+def test_an_asynchronous_error_waits_through_a_move(job) -> None:
+    one = job([0])
+    rank = one.ranks[0]
+    rank.write_floats(1, [1, 2, 3, 4])
+    rank.define(Op("aten::neg", tensor_key([4]), [1]), template=0, base=2)
+    rank.execute(Op("", b"", [99]), 0, base=3)
+    one.cut()
+    one.move()
+    rank.sync()
+    assert "storage 99 does not exist" in (rank.take_error() or "")
