@@ -77,7 +77,9 @@ def _check_build(base: int, rank_dir: str) -> None:
     except ValueError:
         return  # not in a build directory: under development
     if theirs not in (0, mine):
-        raise RuntimeError(f"The channel belongs to another build of the runtime than {name}; start both with one build.")
+        raise RuntimeError(
+            f"The channel belongs to another build of the runtime than {name}; start both with one build."
+        )
 
 
 def _preload_stubs(folder: str) -> None:

@@ -16,12 +16,32 @@ namespace {
 // Of the operators that autocast touches on the CPU (torch's dispatcher knows which) these run in the lower
 // precision, and these in the widest type of their arguments; all others run in float32.
 // Source: the lists of aten/src/ATen/autocast_mode.{h,cpp}.
-constexpr std::array<std::string_view, 26> kLower{
-    "aten::_convolution.deprecated", "aten::conv1d", "aten::conv1d.padding", "aten::conv2d", "aten::conv2d.padding",
-    "aten::conv3d", "aten::conv3d.padding", "aten::conv_tbc", "aten::conv_transpose1d", "aten::conv_transpose2d.input",
-    "aten::conv_transpose3d.input", "aten::bmm", "aten::mm", "aten::linalg_vecdot", "aten::baddbmm", "aten::addmm",
-    "aten::_addmm_activation", "aten::addbmm", "aten::linear", "aten::matmul", "aten::scaled_dot_product_attention",
-    "aten::_native_multi_head_attention", "aten::prelu", "aten::mkldnn_rnn_layer", "aten::addmv", "aten::mv"};
+constexpr std::array<std::string_view, 26> kLower{"aten::_convolution.deprecated",
+                                                  "aten::conv1d",
+                                                  "aten::conv1d.padding",
+                                                  "aten::conv2d",
+                                                  "aten::conv2d.padding",
+                                                  "aten::conv3d",
+                                                  "aten::conv3d.padding",
+                                                  "aten::conv_tbc",
+                                                  "aten::conv_transpose1d",
+                                                  "aten::conv_transpose2d.input",
+                                                  "aten::conv_transpose3d.input",
+                                                  "aten::bmm",
+                                                  "aten::mm",
+                                                  "aten::linalg_vecdot",
+                                                  "aten::baddbmm",
+                                                  "aten::addmm",
+                                                  "aten::_addmm_activation",
+                                                  "aten::addbmm",
+                                                  "aten::linear",
+                                                  "aten::matmul",
+                                                  "aten::scaled_dot_product_attention",
+                                                  "aten::_native_multi_head_attention",
+                                                  "aten::prelu",
+                                                  "aten::mkldnn_rnn_layer",
+                                                  "aten::addmv",
+                                                  "aten::mv"};
 constexpr std::array<std::string_view, 3> kWidest{"aten::stack", "aten::cat", "aten::index_copy"};
 
 using CastTo = at::ScalarType (*)(const torch::jit::Stack&, size_t);
@@ -58,7 +78,8 @@ void cast(c10::IValue& v, at::ScalarType type) {
     if (v.toTensor().defined()) v = at::autocast::cached_cast(type, v.toTensor(), kDeviceType);
   } else if (v.isTensorList()) {
     c10::List<at::Tensor> list;
-    for (const auto& item : v.toListRef()) list.push_back(at::autocast::cached_cast(type, item.toTensor(), kDeviceType));
+    for (const auto& item : v.toListRef())
+      list.push_back(at::autocast::cached_cast(type, item.toTensor(), kDeviceType));
     v = std::move(list);
   }
 }

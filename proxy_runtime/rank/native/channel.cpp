@@ -24,13 +24,20 @@ uint64_t now_ns() {
 
 void raise_status(Status status, const std::string& message) {
   switch (status) {
-    case Status::NotImplemented: C10_THROW_ERROR(NotImplementedError, message);
-    case Status::Index: C10_THROW_ERROR(IndexError, message);
-    case Status::Value: C10_THROW_ERROR(ValueError, message);
-    case Status::Type: C10_THROW_ERROR(TypeError, message);
-    case Status::OutOfMemory: C10_THROW_ERROR(OutOfMemoryError, message);
-    case Status::LinAlg: C10_THROW_ERROR(LinAlgError, message);
-    default: C10_THROW_ERROR(Error, message);
+    case Status::NotImplemented:
+      C10_THROW_ERROR(NotImplementedError, message);
+    case Status::Index:
+      C10_THROW_ERROR(IndexError, message);
+    case Status::Value:
+      C10_THROW_ERROR(ValueError, message);
+    case Status::Type:
+      C10_THROW_ERROR(TypeError, message);
+    case Status::OutOfMemory:
+      C10_THROW_ERROR(OutOfMemoryError, message);
+    case Status::LinAlg:
+      C10_THROW_ERROR(LinAlgError, message);
+    default:
+      C10_THROW_ERROR(Error, message);
   }
 }
 
@@ -84,15 +91,13 @@ void Channel::require() const {
   TORCH_CHECK(header_ != nullptr, "ergosphere: this process has no device channel");
   TORCH_CHECK(!closed_, "ergosphere: the device channel is closed, the interpreter is ending");
   if (refused_ != nullptr && C10_UNLIKELY(refused_() != 0))
-    TORCH_CHECK(false,
-                "ergosphere: native code in this rank called ", last_refused_ != nullptr ? last_refused_() : "CUDA",
+    TORCH_CHECK(false, "ergosphere: native code in this rank called ",
+                last_refused_ != nullptr ? last_refused_() : "CUDA",
                 " and was refused, so results of this process are no longer valid. Only operators registered with "
                 "torch's dispatcher can run on the device proxy.");
 }
 
-size_t Channel::write_chunk() const {
-  return std::min<size_t>(size_t{1} << 20, ring_bytes_ / 4) - 64;
-}
+size_t Channel::write_chunk() const { return std::min<size_t>(size_t{1} << 20, ring_bytes_ / 4) - 64; }
 
 template <class Ready>
 void Channel::wait_until(Ready&& ready) {
@@ -167,8 +172,8 @@ void Channel::flush_releases(uint64_t keep_free) {
 
 Channel::Transaction::Transaction(Channel& channel, size_t words) : channel_(channel), lock_(channel.mutex_) {
   const uint64_t length = sizeof(MessageHeader) + 8 * words;
-  TORCH_CHECK(words <= channel.max_words(), "ergosphere: a message of ", length,
-              " bytes does not fit the channel of ", channel.ring_bytes_, " bytes");
+  TORCH_CHECK(words <= channel.max_words(), "ergosphere: a message of ", length, " bytes does not fit the channel of ",
+              channel.ring_bytes_, " bytes");
   channel_.flush_releases(length);
   for (;;) {
     const uint64_t needed = channel_.room_end(length);

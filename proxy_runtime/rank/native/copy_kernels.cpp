@@ -32,8 +32,7 @@ void device_copy(const Tensor& destination, const Tensor& source, bool non_block
 void host_to_device(Tensor& destination, const Tensor& source, bool non_blocking) {
   TORCH_CHECK(source.device().is_cpu(), "cannot copy to the device from ", source.device());
   // Checks that the shapes are compatible, as copy_ does.
-  const Tensor expanded =
-      source.sizes() == destination.sizes() ? source : source.expand(destination.sizes());
+  const Tensor expanded = source.sizes() == destination.sizes() ? source : source.expand(destination.sizes());
   if (destination.numel() == 0) return;
   if (same_bytes(destination, expanded)) {
     write_storage(handle_of(destination), byte_offset(destination), expanded.const_data_ptr(), expanded.nbytes());

@@ -1,9 +1,9 @@
 // Where torch chooses an implementation by device type, a device of kind "cpu" must choose as the CPU
 // does: the kernels of the CUDA branch do not exist there, and its bits are those of a native CPU run.
 #include <ATen/OpMathType.h>
-#include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <ATen/ops/_fused_sdp_choice_native.h>
 
 #include <limits>
 #include <tuple>
@@ -45,8 +45,8 @@ Tensor sdpa_kernel(const Tensor& query, const Tensor& key, const Tensor& value, 
   if (choice == sdp::SDPBackend::flash_attention)
     return std::get<0>(
         at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout, causal, additive, scale));
-  return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, additive, dropout, causal, std::nullopt,
-                                                            scale, gqa));
+  return std::get<0>(
+      at::_scaled_dot_product_attention_math(query, key, value, additive, dropout, causal, std::nullopt, scale, gqa));
 }
 
 Tensor sum_of(const Tensor& a, const Tensor& b, const OptionalTensor& c, const OptionalTensor& d) {

@@ -87,11 +87,13 @@ class Encoder {
   void tensor(const at::Tensor& t, bool written) {
     if (!t.defined()) return word(Tag::UndefinedTensor);
     if (t.device().type() == kDeviceType) {
-      TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == c10::Layout::Strided, "ergosphere: ", info_.name, " got a tensor of layout ",
-                                  t.layout(), "; only strided tensors are forwarded to the device proxy");
+      TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == c10::Layout::Strided, "ergosphere: ", info_.name,
+                                  " got a tensor of layout ", t.layout(),
+                                  "; only strided tensors are forwarded to the device proxy");
       encode_tensor_metadata(t, call_.key);
       call_.handles.push_back(handle_of(t));
-      if (!call_.tensors.empty() && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte)) call_.has_mask = true;
+      if (!call_.tensors.empty() && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte))
+        call_.has_mask = true;
       call_.tensors.push_back(&t);
       return;
     }
@@ -102,8 +104,8 @@ class Encoder {
     const bool is_float = at::isFloatingType(t.scalar_type()) || at::isComplexType(t.scalar_type());
     // A number may live on the host, and so may an index; everything else is torch's own error.
     TORCH_CHECK(t.device().is_cpu() && !written && (t.dim() == 0 || !is_float),
-                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and ", t.device(),
-                "! (in a call of ", info_.name, ")");
+                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and ",
+                t.device(), "! (in a call of ", info_.name, ")");
     const at::Tensor contiguous = t.contiguous();
     const auto* impl = contiguous.unsafeGetTensorImpl();
     const uint64_t flags = t.unsafeGetTensorImpl()->is_wrapped_number() ? WrappedNumber : 0;
@@ -193,10 +195,14 @@ class Encoder {
     if (v.isTensorList()) return ListElement::Tensor;
     const auto type = v.type();
     switch (type->castRaw<c10::ListType>()->getElementType()->kind()) {
-      case TypeKind::TensorType: return ListElement::Tensor;
-      case TypeKind::OptionalType: return ListElement::OptionalTensor;
-      case TypeKind::NumberType: return ListElement::Number;
-      default: return ListElement::Other;
+      case TypeKind::TensorType:
+        return ListElement::Tensor;
+      case TypeKind::OptionalType:
+        return ListElement::OptionalTensor;
+      case TypeKind::NumberType:
+        return ListElement::Number;
+      default:
+        return ListElement::Other;
     }
   }
 

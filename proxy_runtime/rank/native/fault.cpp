@@ -23,7 +23,7 @@ void on_fault(int, siginfo_t* info, void*) {
 }  // namespace
 
 void install_fault_handler() {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_sigaction = &on_fault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&action.sa_mask);

@@ -42,7 +42,8 @@ class DeviceGenerator final : public c10::GeneratorImpl {
     return value;
   }
   void set_offset(uint64_t) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "ergosphere: a generator's offset cannot be set on the device proxy; use set_state");
+    TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                "ergosphere: a generator's offset cannot be set on the device proxy; use set_state");
   }
   uint64_t get_offset() const override {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "ergosphere: a generator's offset is not known in the rank; use get_state");

@@ -137,6 +137,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         py::arg("kind"));
   m.def("synchronize", [] { Channel::instance().synchronize(); });
   m.def("step", [] { Channel::instance().step(); });
+  m.def("steps", [] { return Channel::instance().steps(); });
   m.def("exit", [] { Channel::instance().exit(); });
   m.def("is_open", [] { return Channel::instance().open(); });
   m.def("is_forked", [] { return Channel::instance().forked(); });
@@ -144,17 +145,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("sweep", [] { return sweep_operators(python_kernels()); });
   m.def("default_generator", [] { return default_generator(); });
   m.def("new_generator", [] { return new_generator(); });
-  m.def("resize_storage", [](const at::Tensor& t, uint64_t bytes) {
-    resize_storage(*t.storage().unsafeGetStorageImpl(), bytes);
-  });
+  m.def("resize_storage",
+        [](const at::Tensor& t, uint64_t bytes) { resize_storage(*t.storage().unsafeGetStorageImpl(), bytes); });
   m.def("handle", [](const at::Tensor& t) { return handle_of(t); });
   m.def("store_request", &store_request);
   m.def("device_stats", &device_stats);
   m.def("channel_stats", &channel_stats);
   m.def("memory_stats", &memory);
   m.def("reset_peak_memory", [] { reset_peak_memory(); });
-  m.def("make_process_group",
-        [](const std::string& name, uint64_t id, int rank, const std::vector<int64_t>& members) {
-          return make_process_group(name, id, rank, members);
-        });
+  m.def("make_process_group", [](const std::string& name, uint64_t id, int rank, const std::vector<int64_t>& members) {
+    return make_process_group(name, id, rank, members);
+  });
 }

@@ -31,13 +31,16 @@ bool contains(const std::array<std::string_view, N>& names, std::string_view nam
 
 ArgumentKind kind_of(const c10::TypePtr& type) {
   switch (type->kind()) {
-    case TypeKind::OptionalType: return kind_of(type->castRaw<c10::OptionalType>()->getElementType());
+    case TypeKind::OptionalType:
+      return kind_of(type->castRaw<c10::OptionalType>()->getElementType());
     case TypeKind::NumberType:
-    case TypeKind::FloatType: return ArgumentKind::Number;
+    case TypeKind::FloatType:
+      return ArgumentKind::Number;
     case TypeKind::ListType:
       return type->castRaw<c10::ListType>()->getElementType()->kind() == TypeKind::NumberType ? ArgumentKind::Number
-                                                                                               : ArgumentKind::Plain;
-    default: return ArgumentKind::Plain;
+                                                                                              : ArgumentKind::Plain;
+    default:
+      return ArgumentKind::Plain;
   }
 }
 

@@ -16,11 +16,11 @@ enum class ArgumentKind : uint8_t {
 };
 
 struct OpInfo {
-  std::string name;                   // "aten::add.Tensor"
-  std::vector<ArgumentKind> kinds;    // by argument
-  std::vector<bool> writes;           // by argument: the schema says that it is written
-  bool one_off = false;               // output shapes depend on values: every call is synchronous
-  bool one_off_with_mask = false;     // the same, if an index is a mask
+  std::string name;                 // "aten::add.Tensor"
+  std::vector<ArgumentKind> kinds;  // by argument
+  std::vector<bool> writes;         // by argument: the schema says that it is written
+  bool one_off = false;             // output shapes depend on values: every call is synchronous
+  bool one_off_with_mask = false;   // the same, if an index is a mask
 };
 
 // The cached facts about an operator; valid for as long as the operator is registered.

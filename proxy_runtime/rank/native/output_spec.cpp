@@ -40,11 +40,19 @@ OutputValue parse_value(WordReader& in, size_t n_arguments, size_t n_new) {
       for (uint64_t i = 0; i < n; ++i) value.tensors.push_back(parse_tensor(in, n_arguments, n_new));
       break;
     }
-    case 'I': value.constant = static_cast<int64_t>(in.word()); break;
-    case 'B': value.constant = in.word() != 0; break;
-    case 'D': value.constant = in.real(); break;
-    case 'N': break;
-    default: TORCH_CHECK(false, "ergosphere: malformed output specification");
+    case 'I':
+      value.constant = static_cast<int64_t>(in.word());
+      break;
+    case 'B':
+      value.constant = in.word() != 0;
+      break;
+    case 'D':
+      value.constant = in.real();
+      break;
+    case 'N':
+      break;
+    default:
+      TORCH_CHECK(false, "ergosphere: malformed output specification");
   }
   return value;
 }
@@ -58,10 +66,8 @@ at::Tensor make_output(const OutputTensor& out, const EncodedCall& call, const s
     // The view constructor takes the key set literally: without the base's autograd keys the alias would be
     // an inference tensor.
     const at::Tensor& base = *call.tensors[out.reference];
-    const auto keys = base.unsafeGetTensorImpl()
-                          ->key_set()
-                          .remove(c10::DispatchKey::Conjugate)
-                          .remove(c10::DispatchKey::Negative);
+    const auto keys =
+        base.unsafeGetTensorImpl()->key_set().remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative);
     tensor = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(base.storage()), keys, type);
   } else {
     tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storages[out.reference]),
@@ -114,7 +120,9 @@ void push_outputs(const OutputSpec& spec, const EncodedCall& call, uint64_t base
   c10::SmallVector<c10::IValue, 4> results;
   for (const auto& value : spec.returns) {
     switch (value.kind) {
-      case OutputValue::Kind::Tensor: results.emplace_back(make_output(value.tensors[0], call, storages)); break;
+      case OutputValue::Kind::Tensor:
+        results.emplace_back(make_output(value.tensors[0], call, storages));
+        break;
       case OutputValue::Kind::TensorList: {
         c10::List<at::Tensor> list;
         list.reserve(value.tensors.size());
@@ -122,7 +130,9 @@ void push_outputs(const OutputSpec& spec, const EncodedCall& call, uint64_t base
         results.emplace_back(std::move(list));
         break;
       }
-      case OutputValue::Kind::Constant: results.emplace_back(value.constant); break;
+      case OutputValue::Kind::Constant:
+        results.emplace_back(value.constant);
+        break;
     }
   }
   torch::jit::drop(stack, n_arguments);

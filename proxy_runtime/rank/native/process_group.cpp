@@ -1,11 +1,11 @@
 #include "process_group.hpp"
 
 #include <ATen/core/ivalue.h>
-#include <torch/csrc/distributed/c10d/Types.hpp>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
 #include <numeric>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "channel.hpp"
 #include "collective_message.hpp"
@@ -63,8 +63,7 @@ class ProcessGroupErgo final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& o) override {
-    for (const Tensor& t : tensors)
-      send({.kind = CollectiveKind::Broadcast, .root = o.rootRank, .outputs = {t}});
+    for (const Tensor& t : tensors) send({.kind = CollectiveKind::Broadcast, .root = o.rootRank, .outputs = {t}});
     return done(tensors, OpType::BROADCAST);
   }
 
@@ -91,8 +90,7 @@ class ProcessGroupErgo final : public c10d::Backend {
       send({.kind = CollectiveKind::AllGather, .inputs = {inputs[i]}, .outputs = outputs[i]});
     return done(outputs.empty() ? Tensors{} : outputs[0], OpType::ALLGATHER);
   }
-  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
-                              const c10d::AllgatherOptions&) override {
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions&) override {
     // Here the outer list is by rank: outputs[rank][tensor].
     Tensors all;
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -109,15 +107,13 @@ class ProcessGroupErgo final : public c10d::Backend {
     send({.kind = CollectiveKind::AllGather, .inputs = {input}, .outputs = {output}});
     return done({output}, OpType::_ALLGATHER_BASE);
   }
-  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                          const c10d::AllgatherOptions& o) override {
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& o) override {
     check_lists(outputs.size(), inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) _allgather_base(outputs[i], inputs[i], o);
     return done(outputs, OpType::ALLGATHER_INTO_TENSOR_COALESCED);
   }
 
-  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                         const c10d::ReduceScatterOptions& o) override {
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& o) override {
     check_lists(outputs.size(), inputs.size());
     for (size_t i = 0; i < outputs.size(); ++i)
       send({.kind = CollectiveKind::ReduceScatter,

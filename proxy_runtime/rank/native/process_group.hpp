@@ -1,10 +1,9 @@
 // The c10d backend of a rank: every collective is one message on the ordered channel.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include <cstdint>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 namespace ergo::rank {

@@ -20,24 +20,57 @@ namespace {
 
 // Composites that are forwarded whole: fewer messages, and the device chooses their parts. The last four
 // launch kernels from a composite, which in a rank would be native CUDA code on memory it does not have.
-constexpr std::array<std::string_view, 26> kWholeComposites{
-    "aten::clone",           "aten::convolution",        "aten::convolution_backward", "aten::embedding",
-    "aten::zeros_like",      "aten::ones_like",          "aten::full_like",            "aten::masked_fill.Scalar",
-    "aten::masked_fill.Tensor", "aten::native_dropout_backward", "aten::embedding_backward", "aten::repeat",
-    "aten::stack",           "aten::cat",                "aten::logsumexp",            "aten::mean",
-    "aten::select_backward",    "aten::slice_backward",       "aten::bernoulli.p",
-    "aten::mv",              "aten::rand_like",          "aten::randn_like",           "aten::ldexp.Tensor",
-    "aten::ldexp.out",       "aten::ldexp_",             "aten::mode.values"};
+constexpr std::array<std::string_view, 26> kWholeComposites{"aten::clone",
+                                                            "aten::convolution",
+                                                            "aten::convolution_backward",
+                                                            "aten::embedding",
+                                                            "aten::zeros_like",
+                                                            "aten::ones_like",
+                                                            "aten::full_like",
+                                                            "aten::masked_fill.Scalar",
+                                                            "aten::masked_fill.Tensor",
+                                                            "aten::native_dropout_backward",
+                                                            "aten::embedding_backward",
+                                                            "aten::repeat",
+                                                            "aten::stack",
+                                                            "aten::cat",
+                                                            "aten::logsumexp",
+                                                            "aten::mean",
+                                                            "aten::select_backward",
+                                                            "aten::slice_backward",
+                                                            "aten::bernoulli.p",
+                                                            "aten::mv",
+                                                            "aten::rand_like",
+                                                            "aten::randn_like",
+                                                            "aten::ldexp.Tensor",
+                                                            "aten::ldexp.out",
+                                                            "aten::ldexp_",
+                                                            "aten::mode.values"};
 
 // Answered in the rank, by our kernels or by torch's (pinning is the host's business).
-constexpr std::array<std::string_view, 21> kLocal{
-    "aten::empty.memory_format", "aten::empty_strided", "aten::_efficientzerotensor", "aten::as_strided",
-    "aten::view", "aten::_reshape_alias", "aten::unfold", "aten::view_as_real", "aten::view_as_complex",
-    "aten::resize_", "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset",
-    "aten::set_.source_Tensor", "aten::set_", "aten::copy_", "aten::_to_copy", "aten::_local_scalar_dense",
-    "aten::record_stream", "aten::is_pinned", "aten::_pin_memory", "aten::scaled_dot_product_attention"};
+constexpr std::array<std::string_view, 21> kLocal{"aten::empty.memory_format",
+                                                  "aten::empty_strided",
+                                                  "aten::_efficientzerotensor",
+                                                  "aten::as_strided",
+                                                  "aten::view",
+                                                  "aten::_reshape_alias",
+                                                  "aten::unfold",
+                                                  "aten::view_as_real",
+                                                  "aten::view_as_complex",
+                                                  "aten::resize_",
+                                                  "aten::set_.source_Storage",
+                                                  "aten::set_.source_Storage_storage_offset",
+                                                  "aten::set_.source_Tensor",
+                                                  "aten::set_",
+                                                  "aten::copy_",
+                                                  "aten::_to_copy",
+                                                  "aten::_local_scalar_dense",
+                                                  "aten::record_stream",
+                                                  "aten::is_pinned",
+                                                  "aten::_pin_memory",
+                                                  "aten::scaled_dot_product_attention"};
 constexpr std::array<std::string_view, 6> kLocalOnCpuDevice{
-    "aten::_fused_sdp_choice", "aten::_use_cudnn_ctc_loss", "aten::_use_cudnn_ctc_loss.Tensor",
+    "aten::_fused_sdp_choice",     "aten::_use_cudnn_ctc_loss",  "aten::_use_cudnn_ctc_loss.Tensor",
     "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_gru_cell", "aten::_fused_rms_norm"};
 
 // Collectives reach our process group by torch's own kernels.

@@ -17,13 +17,30 @@ constexpr std::array<c10::DispatchKey, 3> kKeys{c10::DispatchKey::SparseCUDA, c1
                                                 c10::DispatchKey::QuantizedCUDA};
 
 // Only touch the component tensors, so they work as they are.
-constexpr std::array<std::string_view, 24> kMetadataOnly{
-    "aten::_nnz", "aten::_dimI", "aten::_dimV", "aten::sparse_dim", "aten::dense_dim", "aten::_indices",
-    "aten::_values", "aten::indices", "aten::values", "aten::is_coalesced", "aten::_coalesced_",
-    "aten::_sparse_coo_tensor_with_dims", "aten::_sparse_coo_tensor_with_dims_and_tensors", "aten::crow_indices",
-    "aten::col_indices", "aten::ccol_indices", "aten::row_indices", "aten::empty.memory_format", "aten::is_pinned",
-    "aten::_pin_memory", "aten::q_scale", "aten::q_zero_point", "aten::qscheme",
-    "aten::_sparse_compressed_tensor_unsafe"};
+constexpr std::array<std::string_view, 24> kMetadataOnly{"aten::_nnz",
+                                                         "aten::_dimI",
+                                                         "aten::_dimV",
+                                                         "aten::sparse_dim",
+                                                         "aten::dense_dim",
+                                                         "aten::_indices",
+                                                         "aten::_values",
+                                                         "aten::indices",
+                                                         "aten::values",
+                                                         "aten::is_coalesced",
+                                                         "aten::_coalesced_",
+                                                         "aten::_sparse_coo_tensor_with_dims",
+                                                         "aten::_sparse_coo_tensor_with_dims_and_tensors",
+                                                         "aten::crow_indices",
+                                                         "aten::col_indices",
+                                                         "aten::ccol_indices",
+                                                         "aten::row_indices",
+                                                         "aten::empty.memory_format",
+                                                         "aten::is_pinned",
+                                                         "aten::_pin_memory",
+                                                         "aten::q_scale",
+                                                         "aten::q_zero_point",
+                                                         "aten::qscheme",
+                                                         "aten::_sparse_compressed_tensor_unsafe"};
 
 void raise_unsupported(const c10::OperatorHandle& op, torch::jit::Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "ergosphere: ", op.operator_name(),

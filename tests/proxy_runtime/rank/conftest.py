@@ -11,7 +11,7 @@ from proxy_runtime import build
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from launcher import Launcher  # noqa: E402
+from launcher import Launcher
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """A bare device proxy for the tests of the rank side: no zygote, no shim, no control socket.
 
-    python device_process.py DEVICE_DIR SPEC      SPEC: JSON, see `launcher.py`
+python device_process.py DEVICE_DIR SPEC      SPEC: JSON, see `launcher.py`
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ print("ok")
 
 
 def test_process_state_before_user_code(launcher: Launcher, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys, types\nsys.modules['user_marker'] = types.ModuleType('m')\n")
+    hook = "import sys, types\nsys.modules['user_marker'] = types.ModuleType('m')\n"
+    (tmp_path / "sitecustomize.py").write_text(hook)
     (result,) = launcher.run(_STATE, python_path=str(tmp_path))
     assert (result.code, result.out) == (0, "ok\n"), result.err
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import sys
 
@@ -28,8 +30,33 @@ def test_error_at_the_end_of_a_script_fails_the_job(launcher: Launcher) -> None:
     assert "earlier operation" in result.err, result.err
 
 
+@pytest.mark.parametrize(
+    ("program", "sentence"),
+    [
+        ("try: torch.cuda._sleep(9)\nexcept RuntimeError: pass\n", "no longer valid"),
+        ("torch.cuda._sleep(9)", "refused"),
+    ],
+)
+def test_refused_launch_is_fatal(launcher: Launcher, program: str, sentence: str) -> None:
+    """Even if the script goes on and never uses the device again: its results may be wrong."""
+    (result,) = launcher.run(f"import torch\nx = torch.ones(3).cuda()\n{program}\nprint('went on')")
+    assert result.code == 1 and re.search(sentence, result.err), result.err
+
+
+def test_dereferenced_address_says_why(launcher: Launcher) -> None:
+    program = "import ctypes, torch; ctypes.string_at(torch.ones(3).cuda().data_ptr(), 4)"
+    (result,) = launcher.run(program)
+    assert result.code == -signal.SIGSEGV and "device proxy" in result.err, result.err
+
+
+def test_python_kernels_stay_in_the_rank(launcher: Launcher) -> None:
+    """Operators that a script defines in Python run there, also after a sweep for late libraries."""
+    (result,) = launcher.run(SCRIPTS / "python_kernels.py")
+    assert result.code == 0, result.err
+
+
 def test_dead_device_ends_the_wait(launcher: Launcher) -> None:
-    program = "import torch; x = torch.ones(3, device='cuda'); print(x.sum().item(), flush=True)\nwhile True: x.sum().item()"
+    program = "import torch; x = torch.ones(3).cuda(); print(x.sum().item(), flush=True)\nwhile True: x.sum().item()"
     (result,) = launcher.run(program, kill_device_after_output=True)
     assert result.code == 1 and "device proxy of this rank has ended" in result.err, result.err
 

@@ -46,7 +46,8 @@ def all_collectives(device: torch.device, group=None) -> None:
     if rank == 0:
         check("gather", torch.cat(parts), [r + 1 for r in range(world) for _ in range(2)])
     out = torch.empty(2, device=device)
-    dist.scatter(out, [torch.full((2,), 10.0 + r, device=device) for r in range(world)] if rank == 0 else None, 0, group=group)
+    parts = [torch.full((2,), 10.0 + r, device=device) for r in range(world)] if rank == 0 else None
+    dist.scatter(out, parts, 0, group=group)
     check("scatter", out, [10 + rank] * 2)
     out = torch.empty(world, device=device)
     dist.all_to_all_single(out, torch.arange(float(world), device=device) + 10 * rank, group=group)
@@ -57,7 +58,8 @@ def all_collectives(device: torch.device, group=None) -> None:
     if world > 1:
         got = torch.empty(2, device=device)
         following, preceding = (rank + 1) % world, (rank - 1) % world
-        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, following, group), dist.P2POp(dist.irecv, got, preceding, group)])
+        pair = [dist.P2POp(dist.isend, mine, following, group), dist.P2POp(dist.irecv, got, preceding, group)]
+        works = dist.batch_isend_irecv(pair)
         for work in works:
             work.wait()
         check("send and receive", got, [preceding + 1] * 2)
@@ -92,7 +94,12 @@ store.wait([f"key{r}" for r in range(world)])
 assert store.get("key0") == b"value" and store.add("count", 1) >= 1
 assert store.compare_set("key0", "other", "new") == b"value"
 
-links = [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")]
+links = []
+for n in os.listdir("/proc/self/fd"):
+    try:
+        links.append(os.readlink(f"/proc/self/fd/{n}"))
+    except OSError:  # of the listing itself
+        continue
 assert not [link for link in links if link.startswith("socket:") or "memfd" in link], links
 dist.destroy_process_group()
 dist.init_process_group("cpu:gloo,cuda:nccl", init_method="tcp://127.0.0.1:1234", rank=rank, world_size=world)

@@ -1,6 +1,6 @@
 """torch's own samples of its operators, on the CPU and on the device, compared bit for bit.
 
-    op_coverage.py DTYPE SAMPLES [NAME ...]      prints one line per difference: operator, phase, what
+op_coverage.py DTYPE SAMPLES [NAME ...]      prints one line per difference: operator, phase, what
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def different(a, b) -> str:
         if x.shape != y.shape or x.dtype != y.dtype:
             return f"{x.dtype}{tuple(x.shape)} and {y.dtype}{tuple(y.shape)}"
         if not x.is_sparse and not torch.equal(torch.nan_to_num(x), torch.nan_to_num(y)):
-            close = torch.allclose(x.double(), y.double(), rtol=1e-4, atol=1e-5, equal_nan=True) if not x.is_complex() else False
-            return "last bits" if close else "wrong"
+            x, y = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (x, y))
+            return "last bits" if torch.allclose(x, y, rtol=1e-4, atol=1e-5, equal_nan=True) else "wrong"
     return ""
 
 
@@ -57,7 +57,8 @@ def gradients(op, sample, device: str):
     outs = [o for o in tree_flatten(out)[0] if torch.is_tensor(o) and o.requires_grad]
     if not leaves or not outs:
         return []
-    return torch.autograd.grad(sum(o.abs().sum() if o.is_complex() else o.sum() for o in outs), leaves, allow_unused=True)
+    total = sum(o.abs().sum() if o.is_complex() else o.sum() for o in outs)
+    return torch.autograd.grad(total, leaves, allow_unused=True)
 
 
 def compare(op, phase: str, function, sample) -> str | None:
