@@ -22,13 +22,13 @@ def install() -> None:
     dlpack = tensor.__dlpack__
     interface: Any = tensor.__cuda_array_interface__
 
-    def __dlpack__(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def guarded_dlpack(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return _refuse("dlpack") if self.device.type == "cuda" else dlpack(self, *args, **kwargs)
 
     def array_interface(self: torch.Tensor) -> Any:
         return _refuse("__cuda_array_interface__") if self.device.type == "cuda" else interface.__get__(self)
 
-    tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign]
+    tensor.__dlpack__ = guarded_dlpack  # type: ignore[method-assign]
     tensor.__cuda_array_interface__ = property(array_interface)  # type: ignore[method-assign, assignment]
 
     to_dlpack = torch._C._to_dlpack

@@ -14,7 +14,7 @@ __all__ = ["install"]
 def install() -> None:
     """Lets device storages be made, resized, written to files and read back."""
     untyped = torch.UntypedStorage
-    make = untyped.__new__
+    make: Any = untyped.__new__
     resize = untyped.resize_
 
     def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from ergo_rank import _interposer
 
@@ -35,7 +36,7 @@ def fresh_prefix(address: str) -> str:
     return f"{address}/{_meetings[address]}/"
 
 
-class ChannelStore(dist.Store):
+class ChannelStore(Store):
     """A store whose requests are messages on the rank's channel.
 
     No request blocks in the proxy; waiting is polling here, against a clock that stands still while the rank does.

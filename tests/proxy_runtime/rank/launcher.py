@@ -98,13 +98,12 @@ class Launcher:
         table = [rank * devices // ranks for rank in range(ranks)]
         segments: dict[tuple[int, int], int] = {}
         if devices > 1:
-            size = int(
-                subprocess.run(
-                    [sys.executable, "-c", f"import sys, torch; sys.path.insert(0, {str(self.device_dir)!r}); "
-                     "import _ergo_device; print(_ergo_device.shm_segment_bytes(1 << 20))"],
-                    check=True, capture_output=True, text=True,
-                ).stdout
-            )  # fmt: skip
+            program = (
+                f"import sys, torch; sys.path.insert(0, {str(self.device_dir)!r}); import _ergo_device; "
+                "print(_ergo_device.shm_segment_bytes(1 << 20))"
+            )
+            asked = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+            size = int(asked.stdout)
             for pair in combinations(range(devices), 2):
                 segments[pair] = os.memfd_create("segment")
                 stack.callback(os.close, segments[pair])
