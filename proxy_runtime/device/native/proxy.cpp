@@ -133,6 +133,8 @@ void Proxy::connect(FabricSpec spec, Clock::time_point deadline) {
       [this, spec, deadline] {
         if (collectives_.connected())
           throw ControlError("device-proxy.order", "the fabric of this device proxy is connected already");
+        if (spec.rank_to_proxy.empty() || std::ranges::any_of(spec.rank_to_proxy, [](int proxy) { return proxy < 0; }))
+          throw ControlError("device-proxy.request", "the fabric needs the index of a proxy for every rank of the job");
         auto fabric = std::make_unique<Fabric>(spec.self);
         for (const SharedPeer& peer : spec.shared) fabric->add_shm_peer(peer.index, peer.fd, spec.self < peer.index);
         if (!spec.tcp.empty()) fabric->connect_tcp_peers(spec.tcp, spec.token, deadline);

@@ -144,6 +144,10 @@ def test_malformed_requests_are_answered(zygote: Zygote, tmp_path: Path) -> None
             with pytest.raises(DeviceProxyError) as error:
                 proxy._call(operation, 5.0, **fields)
             assert error.value.code == "device-proxy.request"
+        for ranks in ([], [-1]):
+            with pytest.raises(DeviceProxyError) as error:
+                proxy.fabric(0, ranks, "token", [])
+            assert error.value.code == "device-proxy.request"
         assert proxy.alive
 
 
