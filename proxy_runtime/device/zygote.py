@@ -29,9 +29,9 @@ def main() -> None:
     parent = os.getppid()
     sock = FrameSocket(socket.socket(fileno=fd))
     sock.socket.set_inheritable(False)
+    # Torch first: it brings the libraries that the device side is linked against.
+    import torch  # noqa: F401, I001
     import _ergo_device
-    import torch  # noqa: F401  what the zygote is for
-
     from proxy_runtime.device import proxy  # noqa: F401
 
     if device_kind == "cpu":

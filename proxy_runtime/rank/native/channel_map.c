@@ -21,7 +21,7 @@ static const uint64_t kHeaderBytes = 8192;
 
 // Returns the base address of the ring behind `fd`, or null with one sentence in `error` (n bytes).
 // The descriptor stays the caller's.
-void* ergo_channel_map(int fd, char* error, size_t n) {
+__attribute__((visibility("default"))) void* ergo_channel_map(int fd, char* error, size_t n) {
   struct stat st;
   if (fstat(fd, &st) != 0) {
     snprintf(error, n, "cannot stat the channel: %s", strerror(errno));
