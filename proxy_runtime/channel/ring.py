@@ -22,8 +22,6 @@ DEFAULT_RING_BYTES: Final = 4 << 20
 DEFAULT_RESPONSE_BYTES: Final = 1 << 20
 MEMFD_NAME: Final = "ergo-ring"
 
-_U32: Final = struct.Struct("=I")
-_U64: Final = struct.Struct("=Q")
 _FIXED: Final = struct.Struct("=QIIQQQ")  # magic, version, rank, ring_bytes, response_bytes, build
 _HEAD, _TAIL = 64, 128
 _CONSUMER_SLEEPING, _PRODUCER_SLEEPING = 192, 256
@@ -88,6 +86,9 @@ class Ring:
                 remedy="Continue this job with the build of the runtime that started it.",
             )
         self.fields = RingFields(rank, ring_bytes, response_bytes, build)
+        # Views of whole words, read and written in one access: struct goes byte by byte and would tear them.
+        self._words32 = memoryview(self._map).cast("I")
+        self._words64 = memoryview(self._map).cast("Q")
 
     @classmethod
     def create(
@@ -184,7 +185,7 @@ class Ring:
 
     def mark_proxy_gone(self) -> None:
         """Tells the rank that nothing will answer any more, and wakes it: its waits raise."""
-        _U32.pack_into(self._map, _PROXY_GONE, 1)
+        self._words32[_PROXY_GONE // 4] = 1
         word = ctypes.c_uint32.from_buffer(self._map, _PRODUCER_SLEEPING)
         libc = ctypes.CDLL(None, use_errno=True)
         libc.syscall(_SYS_FUTEX, ctypes.byref(word), _FUTEX_WAKE, 2**31 - 1, None, None, 0)
@@ -194,6 +195,8 @@ class Ring:
         """Unmaps the header and closes the descriptor. May be called twice."""
         if self.fd < 0:
             return
+        self._words32.release()
+        self._words64.release()
         self._map.close()
         os.close(self.fd)
         self.fd = -1
@@ -207,10 +210,10 @@ class Ring:
         self.close()
 
     def _u32(self, offset: int) -> int:
-        return int(_U32.unpack_from(self._map, offset)[0])
+        return int(self._words32[offset // 4])
 
     def _u64(self, offset: int) -> int:
-        return int(_U64.unpack_from(self._map, offset)[0])
+        return int(self._words64[offset // 8])
 
 
 def _map_file(address_range: str) -> str:

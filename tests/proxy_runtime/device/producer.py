@@ -134,10 +134,12 @@ class Producer:
         self.deadline_s = deadline_s
         size = HEADER_BYTES + ring.fields.ring_bytes + ring.fields.response_bytes
         self._map = mmap.mmap(ring.fd, size)
+        self._words = memoryview(self._map).cast("Q")  # whole words: struct writes byte by byte
         self.head = ring.head
         self._libc = ctypes.CDLL(None)
 
     def close(self) -> None:
+        self._words.release()
         self._map.close()
 
     # --- raw -----------------------------------------------------------------------------------
@@ -214,7 +216,7 @@ class Producer:
         self.call(Message.SYNC)
 
     def step(self, n: int) -> None:
-        struct.pack_into("=Q", self._map, STEP, n)
+        self._words[STEP // 8] = n
         self.send(Message.STEP, words(n))
 
     def communicator(self, comm: int, own: int, members: Sequence[int]) -> None:
@@ -255,7 +257,7 @@ class Producer:
 
     def _advance(self, n: int) -> None:
         self.head += n
-        struct.pack_into("=Q", self._map, HEAD, self.head)
+        self._words[HEAD // 8] = self.head
         word = ctypes.c_uint32.from_buffer(self._map, CONSUMER_SLEEPING)
         if word.value:
             word.value = 0
