@@ -136,6 +136,7 @@ class Job:
         except BaseException:
             self.client.close()
             self._done.wait(30)
+            self.client.wait_gone(30.0)
             self._clean()
             raise
 
@@ -173,6 +174,7 @@ class Job:
         if not self._done.wait(timeout_s):
             return None
         self.client.close()
+        self.client.wait_gone(30.0)
         self._bring_home()
         self._clean()
         return self._result

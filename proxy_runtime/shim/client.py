@@ -29,6 +29,7 @@ class ShimClient:
         self._owner = owner
         self._lock = threading.Lock()
         self._connection = _connect(layout)
+        self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def spawn(cls, spec: RunSpec, build_root: Path) -> ShimClient:
@@ -54,7 +55,9 @@ class ShimClient:
         try:
             while True:
                 try:
-                    return cls(layout, owner=True)
+                    client = cls(layout, owner=True)
+                    client._process = process
+                    return client
                 except (FileNotFoundError, ConnectionRefusedError):
                     if process.poll() is not None:
                         raise RunError(_last_words(layout), code="run.shim-failed") from None
@@ -119,7 +122,16 @@ class ShimClient:
         return orjson.loads(path.read_bytes()) if path.exists() else None
 
     def close(self) -> None:
+        """Lets go of the shim: an owner's shim ends its job unless it lingers."""
         self._connection.close()
+
+    def wait_gone(self, timeout_s: float) -> None:
+        """Waits until the shim's process has ended, if this client started it."""
+        if self._process is not None:
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                raise RunError("the shim of the ended job does not end.", code="run.deadline") from None
 
 
 def running_jobs() -> list[RunLayout]:

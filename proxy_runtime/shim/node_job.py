@@ -187,7 +187,7 @@ class NodeJob:
             if not request.move and not request.stop:
                 old.release()
                 released = True
-                report.ms["downtime"] = (clock() - start) * 1e3
+                report.ms["downtime"] = (clock() - start) * 1e3 - report.ms.get("wait_for_step", 0.0)
             committed = clock()
             checkpoint = frozen.write(manifest_header(old, frozen.counts))
             report.checkpoint = str(checkpoint)
@@ -200,13 +200,14 @@ class NodeJob:
                     reader,
                     tool,
                     deadline_s=request.deadline_s,
-                    commit=lambda: self._swap(old, fresh),
+                    commit=lambda: self._swap(fresh),
                     timings=report.ms,
                 )
                 report.ms["restore"] = (clock() - restored) * 1e3
-                report.ms["downtime"] = (clock() - start) * 1e3
+                report.ms["downtime"] = (clock() - start) * 1e3 - report.ms.get("wait_for_step", 0.0)
                 report.outcome = "moved"
                 released = True
+                old.kill()
                 self._discard(old)
             elif request.stop:
                 self._adopt(None)
@@ -216,6 +217,8 @@ class NodeJob:
             else:
                 report.outcome = "checkpointed"
         except BaseException:
+            self.epoch = old.epoch
+            self._adopt(old)
             if fresh is not None:
                 fresh.kill()
                 self._discard(fresh)
@@ -227,14 +230,13 @@ class NodeJob:
         report.epoch = self.epoch
         self._collect(store)
 
-    def _swap(self, old: Generation, fresh: Generation) -> None:
-        """The commit point of a move: the fresh generation stands, the old one ends.
+    def _swap(self, fresh: Generation) -> None:
+        """The commit point of a move: the fresh generation stands, and is the job from here on.
 
-        Adopted first: the monitor must not take the end of the old ranks for the end of the job.
+        The old one is held and ends after the new one runs; the monitor looks at it no more.
         """
         self.epoch = fresh.epoch
         self._adopt(fresh)
-        old.kill()
 
     # ------------------------------------------------------------------ helpers
 

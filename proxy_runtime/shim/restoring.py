@@ -36,15 +36,17 @@ def restore(
     """
     timings = {} if timings is None else timings
     clock = time.perf_counter()
-    layout = generation.layout
-    scratch = layout.scratch("restore")
+    scratch = generation.layout.scratch("restore")
     try:
         for rank in generation.ranks:
             # Only a rank that had ended well has no processes: any other end is the end of the job.
             rank.exit = None if reader.manifest.ranks[rank.rank].process else RankExit(rank.rank, 0)
-        reader.restore_part(Part.volume(), layout.volume)
-        generation.mount()
-        in_parallel([lambda rank=rank: _fetch(rank, reader, scratch) for rank in generation.ranks])
+        in_parallel(
+            [
+                lambda: _volume(generation, reader),
+                *(lambda rank=rank: _fetch(rank, reader, scratch) for rank in generation.ranks),
+            ]
+        )
         timings["read"] = (time.perf_counter() - clock) * 1e3
         clock = time.perf_counter()
 
@@ -70,7 +72,13 @@ def restore(
             future.result()
         timings["reconnect"] = (time.perf_counter() - clock) * 1e3
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        # Hundreds of megabytes: not while the job waits.
+        in_background(lambda: shutil.rmtree(scratch, ignore_errors=True))
+
+
+def _volume(generation: Generation, reader: CheckpointReader) -> None:
+    reader.restore_part(Part.volume(), generation.layout.volume)
+    generation.mount()
 
 
 def _fetch(rank: Rank, reader: CheckpointReader, scratch: Path) -> None:

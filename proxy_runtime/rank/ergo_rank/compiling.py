@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ergo_rank import lean
+
 __all__ = ["install"]
 
 _FALLBACK = "aot_eager"
@@ -24,6 +26,7 @@ def install() -> None:
             kwargs.pop("mode", None)
             kwargs.pop("options", None)
             _say_once()
+        lean.load_real()
         return compile_(model, *args, backend=backend, **kwargs)
 
     compile.__doc__ = compile_.__doc__

@@ -18,7 +18,7 @@ def install(channel: Channel) -> None:
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from ergo_rank import _interposer, compiling, distributed, forbidden, generators, memory, storages
+    from ergo_rank import _interposer, compiling, distributed, forbidden, generators, lean, memory, storages
 
     _interposer.start(channel.base, channel.kind)
     if channel.kind == "cpu":
@@ -30,6 +30,7 @@ def install(channel: Channel) -> None:
     memory.install()
     forbidden.install()
     compiling.install()
+    lean.install()
     distributed.install()
     register_optimizer_step_post_hook(_count_step)
     _watch_libraries()
