@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import signal
@@ -174,15 +175,15 @@ class _Foreground:
             sizes = job.status().get("rss_bytes", [])
         except ErgoError:
             return
-        self._rss = [max(pair) for pair in zip(sizes, self._rss + [0] * len(sizes), strict=False)]
+        self._rss = [max(pair) for pair in itertools.zip_longest(sizes, self._rss, fillvalue=0)]
 
     # ------------------------------------------------------------------ logs
 
     def _pump(self, job: Job, *, last: bool = False) -> None:
         many = job.spec.world_size > 1
-        for rank, path in enumerate(job.log_paths):
+        for rank in range(job.spec.world_size):
             try:
-                with open(path, "rb") as file:
+                with open(job.log_path(rank), "rb") as file:
                     file.seek(self._offsets.get(rank, 0))
                     fresh = file.read()
             except FileNotFoundError:

@@ -64,9 +64,9 @@ class Job:
         self.client = client
         self._options = options
         self._result: JobResult | None = None
+        self._suspended = False
         self._done = threading.Event()
         self.cuts: list[CutReport] = []
-        self.log_paths: list[Path] = []
         self.on_event: Callable[[dict[str, Any]], None] = lambda _: None
 
     # ------------------------------------------------------------------ starting
@@ -157,8 +157,8 @@ class Job:
 
     def _watch(self) -> None:
         for event in self.client.events():
-            if "logs" in event:
-                self.log_paths = [Path(path) for path in event["logs"]]
+            if event["event"] == "cut" and event["report"]["outcome"] == "stopped":
+                self._suspended = True  # its files are in the checkpoint, and come home when it has been continued
             if event["event"] == "ended":
                 self._result = JobResult(event["code"], event["sentence"])
             self.on_event(event)
@@ -186,16 +186,19 @@ class Job:
     def logs(self, rank: int) -> str:
         """What the rank has written so far."""
         try:
-            return self.log_paths[rank].read_text(errors="replace")
-        except (IndexError, FileNotFoundError):
+            return self.log_path(rank).read_text(errors="replace")
+        except FileNotFoundError:
             return ""
+
+    def log_path(self, rank: int) -> Path:
+        """The rank's output; another file after every move, with the same beginning."""
+        return self.client.layout.current.log(rank)
 
     def _bring_home(self) -> None:
         """Applies what the job wrote in its directory to the directory itself."""
-        layout = self.client.layout
-        epochs = sorted(layout.root.glob("e*/volume/directory"), key=lambda path: int(path.parents[1].name[1:]))
-        if epochs:
-            merge_back(epochs[-1], Path(self.spec.lower))
+        current = self.client.layout.current
+        if current.upper.is_dir() and not self._suspended:
+            merge_back(current.upper, Path(self.spec.lower))
 
     def _clean(self) -> None:
         if not self._options.keep_run:

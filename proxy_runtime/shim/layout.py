@@ -95,6 +95,22 @@ class RunLayout:
         return EpochLayout(self.root / f"e{epoch}", self.job_id)
 
     @property
+    def current(self) -> EpochLayout:
+        """The epoch that counts: what is in any other may be incomplete or about to go."""
+        return EpochLayout(self._current.resolve(), self.job_id)
+
+    def set_current(self, epoch: int) -> None:
+        """Makes an epoch the one that counts, in one step."""
+        fresh = self.root / "current.new"
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(f"e{epoch}")
+        fresh.rename(self._current)
+
+    @property
+    def _current(self) -> Path:
+        return self.root / "current"
+
+    @property
     def socket(self) -> Path:
         return self.root / "shim.sock"
 

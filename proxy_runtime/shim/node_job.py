@@ -139,7 +139,6 @@ class NodeJob:
                 "rank_pids": [rank.container.rank_pid if rank.container else 0 for rank in generation.ranks],
                 "proxy_pids": [proxy.pid for proxy in generation.proxies],
                 "rss_bytes": generation.resident_bytes(),
-                "logs": [str(generation.layout.log(rank.rank)) for rank in generation.ranks],
             }
 
     # ------------------------------------------------------------------ the cut
@@ -256,6 +255,8 @@ class NodeJob:
     def _adopt(self, generation: Generation | None) -> None:
         with self._lock:
             self.current = generation
+            if generation is not None:
+                self.layout.set_current(generation.epoch)
 
     def _new_epoch(self, epoch: int, *, volume: bool = True) -> EpochLayout:
         layout = self.layout.epoch(epoch)

@@ -145,8 +145,8 @@ def evidence(script: Script, directory: Path, logs: list[str]) -> dict[str, str]
     for rank, log in enumerate(logs):
         for match in re.finditer(r"^RESULT ([0-9a-f]{64}) rank (\d+)$", log, re.MULTILINE):
             found[f"result of rank {match[2]}"] = match[1]
-        for match in re.finditer(r"sha256 ([0-9a-f]{64})", log):
-            found[f"log of rank {rank}: {match.start()}"] = match[1]
+        for index, match in enumerate(re.finditer(r"sha256 ([0-9a-f]{64})", log)):
+            found[f"digest {index} in the log of rank {rank}"] = match[1]
     return found
 
 
@@ -159,7 +159,12 @@ def require_equal(untouched: Outcome, cut: Outcome, *, cuts: int) -> None:
     assert not failed, f"cuts were called off: {failed}\n{tails(cut)}"
     done = [report for report in cut.cuts if report.outcome in ("moved", "checkpointed")]
     assert len(done) >= cuts, f"only {len(done)} of {cuts} cuts hit the job while it ran"
-    assert cut.evidence == untouched.evidence
+    different = {
+        name: (untouched.evidence.get(name), cut.evidence.get(name))
+        for name in untouched.evidence.keys() | cut.evidence.keys()
+        if untouched.evidence.get(name) != cut.evidence.get(name)
+    }
+    assert not different, f"{different}\n{[report.to_json() for report in cut.cuts]}"
 
 
 def tails(outcome: Outcome) -> str:

