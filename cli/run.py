@@ -21,6 +21,7 @@ from proxy_runtime.errors import ErgoError
 from proxy_runtime.job import Job, JobOptions
 from proxy_runtime.shim.spec import CutReport, CutRequest, RunError
 
+_LEAD_S = 2.0
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -217,10 +218,19 @@ class _Foreground:
             return  # the job has ended; its own result says how
 
     def _until_near(self, job: Job, step: int) -> bool:
-        """Waits until every rank is about to finish `step`; False when the job ends before."""
+        """Waits until `step` is about two seconds away; False when the job ends before.
+
+        The cut is asked for ahead of its step: its preparations (fresh proxies, CRIU) take a moment themselves,
+        and until the step the job runs on.
+        """
+        first: tuple[float, int] | None = None
         while not job.ended:
             steps = job.status().get("step", [])
-            if steps and min(steps) >= step - 1:
+            now, done = time.monotonic(), min(steps, default=0)
+            if done > 0 and first is None:
+                first = (now, done)
+            rate = 0.0 if first is None or now == first[0] else (done - first[1]) / (now - first[0])
+            if steps and step - done <= max(1.0, _LEAD_S * rate):
                 return True
             time.sleep(0.005)
         return False

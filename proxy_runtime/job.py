@@ -13,6 +13,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from proxy_runtime import build
 from proxy_runtime.checkpoint.merge import merge_back
 from proxy_runtime.checkpoint.store import Store
+from proxy_runtime.errors import ErgoError
 from proxy_runtime.shim.client import ShimClient
 from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.spec import CutReport, CutRequest, RunError, RunSpec
@@ -134,6 +136,8 @@ class Job:
         try:
             call()
         except BaseException:
+            with suppress(ErgoError):
+                self.client.end()
             self.client.close()
             self._done.wait(30)
             self.client.wait_gone(30.0)

@@ -24,23 +24,22 @@ START_DEADLINE_S = 30.0
 class ShimClient:
     """One connection to a shim. Calls may come from several threads; each is answered in turn."""
 
-    def __init__(self, layout: RunLayout, *, owner: bool = False) -> None:
+    def __init__(self, layout: RunLayout) -> None:
         self.layout = layout
-        self._owner = owner
         self._lock = threading.Lock()
         self._connection = _connect(layout)
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def spawn(cls, spec: RunSpec, build_root: Path) -> ShimClient:
-        """Starts a shim in a session of its own and connects to it as the job's owner.
+        """Starts a shim in a session of its own; unless the job lingers, it ends when this process does.
 
         Raises:
             RunError: the shim ended at once; its log is quoted.
         """
         layout = RunLayout.of(spec.job_id)
         layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        layout.spec.write_bytes(orjson.dumps({"spec": spec.to_json(), "build": str(build_root)}))
+        layout.spec.write_bytes(orjson.dumps({"spec": spec.to_json(), "build": str(build_root), "owner": os.getpid()}))
         with open(layout.shim_log, "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "proxy_runtime.shim", str(layout.root)],
@@ -55,7 +54,7 @@ class ShimClient:
         try:
             while True:
                 try:
-                    client = cls(layout, owner=True)
+                    client = cls(layout)
                     client._process = process
                     return client
                 except (FileNotFoundError, ConnectionRefusedError):
@@ -72,7 +71,7 @@ class ShimClient:
         """Raises RunError with the shim's own code and sentence, or `run.shim-gone`."""
         with self._lock:
             try:
-                frames.send(self._connection, {"op": op, "owner": self._owner, **arguments})
+                frames.send(self._connection, {"op": op, **arguments})
                 reply = frames.receive(self._connection)
             except OSError:
                 reply = None
@@ -122,7 +121,7 @@ class ShimClient:
         return orjson.loads(path.read_bytes()) if path.exists() else None
 
     def close(self) -> None:
-        """Lets go of the shim: an owner's shim ends its job unless it lingers."""
+        """Lets go of the connection; the job goes on."""
         self._connection.close()
 
     def wait_gone(self, timeout_s: float) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import queue
+import select
 import socket
 import threading
 import time
@@ -87,6 +88,17 @@ class Shim:
         self._ended.set()
         self._operations.put(None)
 
+    def end_with(self, owner: int) -> None:
+        """Ends the job when the process that started it is gone."""
+
+        def watch() -> None:
+            with suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(owner)
+                select.select([pidfd], [], [])
+            self.finish(130, "the command that started the job is gone.")
+
+        threading.Thread(target=watch, daemon=True).start()
+
     # ------------------------------------------------------------------ the monitor
 
     def _monitor(self) -> None:
@@ -130,14 +142,12 @@ class Shim:
             threading.Thread(target=self._client, args=(connection,), daemon=True).start()
 
     def _client(self, connection: socket.socket) -> None:
-        owner = False
         with connection:
             while True:
                 try:
                     request = frames.receive(connection)
                     if request is None:
                         break
-                    owner = owner or bool(request.get("owner"))
                     if request.get("op") == "watch":
                         self._watch(connection)
                         continue
@@ -146,8 +156,6 @@ class Shim:
                     break
             with self._watch_lock:
                 self._watchers = [watcher for watcher in self._watchers if watcher is not connection]
-        if owner and not self._spec.linger:
-            self.finish(130, "the command that started the job is gone.")
 
     def _watch(self, connection: socket.socket) -> None:
         with self._watch_lock:
@@ -235,4 +243,7 @@ def run(root: Path) -> None:
         criu_setup.self_test(found, made.init_binary)
         return found
 
-    Shim(spec, layout, NodeJob(spec, layout, made, tool)).serve()
+    shim = Shim(spec, layout, NodeJob(spec, layout, made, tool))
+    if not spec.linger:
+        shim.end_with(int(data["owner"]))
+    shim.serve()

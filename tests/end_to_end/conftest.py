@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,8 +24,10 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
         (own / name).symlink_to(shared / name)
     monkeypatch.setenv("ERGO_HOME", str(own))
     yield own
-    left = leftovers(own)
-    assert not left, f"processes were left behind: {left}"
+    limit = time.monotonic() + 15.0
+    while left := leftovers(own):
+        assert time.monotonic() < limit, f"processes were left behind: {left}"
+        time.sleep(0.02)
 
 
 def leftovers(home: Path) -> list[str]:

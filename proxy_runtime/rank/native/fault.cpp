@@ -18,6 +18,7 @@ void on_fault(int, siginfo_t* info, void*) {
   }
   // The instruction runs again and faults into the previous handler, or ends the process.
   sigaction(SIGSEGV, &previous, nullptr);
+  if (info->si_code <= 0) raise(SIGSEGV);  // sent by a process: there is no instruction that would fault again
 }
 
 }  // namespace
