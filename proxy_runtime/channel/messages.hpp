@@ -23,25 +23,25 @@ inline uint16_t header_check(uint32_t length, uint16_t type) {
 // [S] = synchronous: the proxy writes one response, then moves the tail.
 enum class Message : uint16_t {
   Pad = 0,
-  Alloc = 1,       // handle, bytes
-  Free = 2,        // handle
-  Resize = 3,      // handle, bytes            contents up to min(old, new) are kept
-  Write = 4,       // handle, offset, length, bytes[length]
-  Read = 5,        // [S] handle, offset, length <= response_bytes     -> the bytes
-  Define = 6,      // [S] see Define body below                        -> OutputSpec (wire.hpp)
-  Exec = 7,        // template id, base handle, n_handles, n_payload, handles[], payload[]
-  Sync = 8,        // [S]                                              -> empty
-  Seed = 9,        // generator id, seed
+  Alloc = 1,          // handle, bytes
+  Free = 2,           // handle
+  Resize = 3,         // handle, bytes            contents up to min(old, new) are kept
+  Write = 4,          // handle, offset, length, bytes[length]
+  Read = 5,           // [S] handle, offset, length <= response_bytes     -> the bytes
+  Define = 6,         // [S] see Define body below                        -> OutputSpec (wire.hpp)
+  Exec = 7,           // template id, base handle, n_handles, n_payload, handles[], payload[]
+  Sync = 8,           // [S]                                              -> empty
+  Seed = 9,           // generator id, seed
   NewGenerator = 10,  // generator id
-  GetRng = 11,     // [S] generator id                                 -> state bytes
-  SetRng = 12,     // generator id, n, bytes[n]
-  Store = 13,      // [S] n, request bytes[n] (wire.hpp StoreOp)        -> reply bytes
+  GetRng = 11,        // [S] generator id                                 -> state bytes
+  SetRng = 12,        // generator id, n, bytes[n]
+  Store = 13,         // [S] n, request bytes[n] (wire.hpp StoreOp)        -> reply bytes
   Communicator = 14,  // comm id, my group rank, n members, global ranks[n]
   Collective = 15,    // see Collective body below                     asynchronous, deferred
-  Step = 16,       // step number: the rank's optimizer-step boundary
-  Stats = 17,      // [S]                                              -> JSON bytes
-  Exit = 18,       // the rank's interpreter ends normally; nothing follows
-  Flags = 19,      // n, words[n]: precision and determinism flags of the rank (wire.hpp FlagWord order)
+  Step = 16,          // step number: the rank's optimizer-step boundary
+  Stats = 17,         // [S]                                              -> JSON bytes
+  Exit = 18,          // the rank's interpreter ends normally; nothing follows
+  Flags = 19,         // n, words[n]: precision and determinism flags of the rank (wire.hpp FlagWord order)
 };
 
 // Define body (words): template id (kNoTemplate: one-off, do not keep), base handle, n_name_bytes,

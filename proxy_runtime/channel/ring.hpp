@@ -31,19 +31,26 @@ inline constexpr size_t kErrorBytes = 2048;
 
 // Status of a response, mapped by the rank to the exception that torch raises for it.
 enum class Status : uint32_t {
-  Ok = 0, Runtime = 1, NotImplemented = 2, Index = 3, Value = 4, Type = 5, OutOfMemory = 6, LinAlg = 7
+  Ok = 0,
+  Runtime = 1,
+  NotImplemented = 2,
+  Index = 3,
+  Value = 4,
+  Type = 5,
+  OutOfMemory = 6,
+  LinAlg = 7
 };
 
 struct RingHeader {
   uint64_t magic;
-  uint32_t version;       // kProtocolVersion of whoever created the ring
-  uint32_t rank;          // global rank that produces into it
-  uint64_t ring_bytes;    // power of two
+  uint32_t version;     // kProtocolVersion of whoever created the ring
+  uint32_t rank;        // global rank that produces into it
+  uint64_t ring_bytes;  // power of two
   uint64_t response_bytes;
-  uint64_t build;         // first 8 bytes of the runtime build id; both sides compare it (handshake)
+  uint64_t build;  // first 8 bytes of the runtime build id; both sides compare it (handshake)
 
-  alignas(64) std::atomic<uint64_t> head;  // bytes published by the rank
-  alignas(64) std::atomic<uint64_t> tail;  // bytes executed by the proxy: moves after a message is done
+  alignas(64) std::atomic<uint64_t> head;               // bytes published by the rank
+  alignas(64) std::atomic<uint64_t> tail;               // bytes executed by the proxy: moves after a message is done
   alignas(64) std::atomic<uint32_t> consumer_sleeping;  // futex word: proxy waits for messages
   alignas(64) std::atomic<uint32_t> producer_sleeping;  // futex word: rank waits for space or a response
   alignas(64) std::atomic<uint64_t> response_seq;       // responses written so far
@@ -75,9 +82,10 @@ class RingMapping {
   // Maps the ring behind `fd`; the descriptor stays the caller's. `dontfork`: the rank's side, whose
   // DataLoader workers must not inherit it. Throws std::runtime_error with one clear sentence.
   static RingMapping map(int fd, bool dontfork) {
-    struct stat st {};
+    struct stat st{};
     if (fstat(fd, &st) != 0) fail("cannot stat the channel", errno);
-    if (static_cast<size_t>(st.st_size) < kHeaderBytes) throw std::runtime_error("ergosphere channel: too small to be a ring");
+    if (static_cast<size_t>(st.st_size) < kHeaderBytes)
+      throw std::runtime_error("ergosphere channel: too small to be a ring");
     void* p = mmap(nullptr, st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED) fail("cannot map the channel", errno);
     RingMapping m;
@@ -113,7 +121,7 @@ class RingMapping {
   RingHeader* header() const { return reinterpret_cast<RingHeader*>(base_); }
   char* ring() const { return base_ + kHeaderBytes; }
   char* response() const { return base_ + kHeaderBytes + ring_bytes_; }
-  uint64_t ring_bytes() const { return ring_bytes_; }          // as validated at map time, never re-read
+  uint64_t ring_bytes() const { return ring_bytes_; }  // as validated at map time, never re-read
   uint64_t response_bytes() const { return response_bytes_; }
 
  private:

@@ -16,25 +16,27 @@ namespace ergo {
 enum class Tag : uint8_t {
   None = 1,
   UndefinedTensor,
-  Tensor,      // bits 8..15 dtype, 16..23 ndim, 24..31 TensorFlag; sizes[ndim]; unless Canonical: strides[ndim], storage offset. One handle
-  CpuTensor,   // same header word; sizes[ndim]; if ndim > 0 one word: content hash for integral dtypes, else 0. Contents in the payload (padded)
-  Int,         // 1 word
-  Bool,        // bit 8
-  Float,       // payload: 1 word (double)
-  ScalarInt,   // payload: 1 word (an int given for a Scalar argument)
-  ScalarBool,  // payload: 1 word (a bool given for a Scalar argument)
-  String,      // bits 8..39 length; bytes padded
-  Device,      // bit 8: 1 = cpu, 0 = the device
-  IntList,     // bits 8..39 n; n words
-  BoolList,    // bits 8..39 n; n words
-  FloatList,   // bits 8..39 n; n words in the key (double): they decide shapes (scale factors)
-  List,        // bits 8..39 n, 40..47 ListElement; n encoded values
-  Generator,   // payload: generator id
-  Complex,     // payload: 2 words
-  FloatKey,    // 1 word (double): a float that decides the shape (arange, linspace)
-  Layout,      // bits 8..15
-  DType,       // bits 8..15 (ScalarType that arrives as its own kind)
-  MemoryFormat // bits 8..15
+  Tensor,     // bits 8..15 dtype, 16..23 ndim, 24..31 TensorFlag; sizes[ndim]; unless Canonical: strides[ndim], storage
+              // offset. One handle
+  CpuTensor,  // same header word; sizes[ndim]; if ndim > 0 one word: content hash for integral dtypes, else 0. Contents
+              // in the payload (padded)
+  Int,        // 1 word
+  Bool,       // bit 8
+  Float,      // payload: 1 word (double)
+  ScalarInt,  // payload: 1 word (an int given for a Scalar argument)
+  ScalarBool,   // payload: 1 word (a bool given for a Scalar argument)
+  String,       // bits 8..39 length; bytes padded
+  Device,       // bit 8: 1 = cpu, 0 = the device
+  IntList,      // bits 8..39 n; n words
+  BoolList,     // bits 8..39 n; n words
+  FloatList,    // bits 8..39 n; n words in the key (double): they decide shapes (scale factors)
+  List,         // bits 8..39 n, 40..47 ListElement; n encoded values
+  Generator,    // payload: generator id
+  Complex,      // payload: 2 words
+  FloatKey,     // 1 word (double): a float that decides the shape (arange, linspace)
+  Layout,       // bits 8..15
+  DType,        // bits 8..15 (ScalarType that arrives as its own kind)
+  MemoryFormat  // bits 8..15
 };
 enum TensorFlag : uint8_t { Canonical = 1, Conj = 2, Neg = 4, WrappedNumber = 8 };
 // Canonical: offset 0 and every stride, those of size-1 dimensions too, as a fresh contiguous tensor has.
@@ -49,8 +51,19 @@ inline uint64_t globals_word(uint8_t default_dtype, bool deterministic, bool war
 }
 
 // Flags message: words in this order.
-enum class FlagWord : uint8_t { AllowTf32Matmul, AllowTf32Cudnn, MatmulPrecision, CudnnEnabled, CudnnBenchmark,
-  CudnnDeterministic, FlashSdp, MemEfficientSdp, MathSdp, CudnnSdp, Count };
+enum class FlagWord : uint8_t {
+  AllowTf32Matmul,
+  AllowTf32Cudnn,
+  MatmulPrecision,
+  CudnnEnabled,
+  CudnnBenchmark,
+  CudnnDeterministic,
+  FlashSdp,
+  MemEfficientSdp,
+  MathSdp,
+  CudnnSdp,
+  Count
+};
 
 // Response of Define, words: n_new, bytes_of_new[n_new], n_returns, returns..., n_post, posts...
 // return := 'T' out | 'L' n out[n] | 'I' int | 'B' bool | 'D' double | 'N'
@@ -63,7 +76,16 @@ enum class OutKind : uint8_t { Undefined = 0, SameAsArgument = 1, AliasOfArgumen
 // Store request bytes: u8 op, u32 key length, key, u32 value length, value, i64 number.
 // Reply: u8 ok (0: key missing), then the bytes (Get, CompareSet) or an i64 (Add, NumKeys, Check, Delete).
 // None of them blocks in the proxy: waiting is the rank's, by Check.
-enum class StoreOp : uint8_t { Set, Get, Add, Check, CompareSet /* value = u32 len + expected + desired */, Delete, NumKeys, Append };
+enum class StoreOp : uint8_t {
+  Set,
+  Get,
+  Add,
+  Check,
+  CompareSet /* value = u32 len + expected + desired */,
+  Delete,
+  NumKeys,
+  Append
+};
 
 // Reads words with bounds checks: a malformed message is an exception, never a read past its end.
 class WordReader {

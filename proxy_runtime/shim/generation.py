@@ -24,7 +24,7 @@ from proxy_runtime.process import criu, inspect
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.process.namespace import Container, ContainerSpec, Overlay, Volume, hold_volume, launch
 from proxy_runtime.shim.layout import EpochLayout
-from proxy_runtime.shim.spec import RankExit, RunError, RunSpec
+from proxy_runtime.shim.spec import RankExit, RunSpec
 
 T = TypeVar("T")
 

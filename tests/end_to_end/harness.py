@@ -97,7 +97,7 @@ def run(script: Script, directory: Path, plan: CutPlan | None = None, **options:
     with running(script, directory, **options) as job:
         cutter = threading.Thread(target=_follow, args=(job, script, plan), daemon=True)
         if plan is not None:
-            print(f"{script}: cuts from seed {plan.seed}")  # noqa: T201  a failure must be repeatable
+            print(f"{script}: cuts from seed {plan.seed}")
             cutter.start()
         result = job.wait(DEADLINE_S)
         if result is None:

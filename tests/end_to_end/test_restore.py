@@ -57,9 +57,7 @@ def test_continued_on_other_devices_in_another_directory(
     shutil.copytree(suspended / "store", store)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    job = Job.restore(
-        "HEAD", JobOptions(argv=(), devices=devices, checkpoint_dir=store, cwd=elsewhere, keep_run=True)
-    )
+    job = Job.restore("HEAD", JobOptions(argv=(), devices=devices, checkpoint_dir=store, cwd=elsewhere, keep_run=True))
     assert job.status()["width"] == devices
     result = job.wait(240)
     assert result is not None

@@ -38,7 +38,9 @@ static int device_count(void) {
 static int is_device(CUdevice device) { return device >= 0 && device < device_count(); }
 
 CUresult cuInit(unsigned int flags) { return (void)flags, device_count() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
-CUresult cuDriverGetVersion(int* version) { return version ? (*version = CUDA_VERSION, CUDA_SUCCESS) : CUDA_ERROR_INVALID_VALUE; }
+CUresult cuDriverGetVersion(int* version) {
+  return version ? (*version = CUDA_VERSION, CUDA_SUCCESS) : CUDA_ERROR_INVALID_VALUE;
+}
 
 static const struct {
   CUresult code;
@@ -65,7 +67,9 @@ CUresult cuGetErrorString(CUresult error, const char** text) {
   return *text = NULL, CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuDeviceGetCount(int* count) { return count ? (*count = device_count(), CUDA_SUCCESS) : CUDA_ERROR_INVALID_VALUE; }
+CUresult cuDeviceGetCount(int* count) {
+  return count ? (*count = device_count(), CUDA_SUCCESS) : CUDA_ERROR_INVALID_VALUE;
+}
 CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   if (!device) return CUDA_ERROR_INVALID_VALUE;
   return is_device(ordinal) ? (*device = ordinal, CUDA_SUCCESS) : CUDA_ERROR_INVALID_DEVICE;
@@ -108,7 +112,9 @@ CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
 
 static char g_contexts[kMaxDevices];
 
-CUresult cuCtxGetDevice(CUdevice* device) { return device ? call_int("cudaGetDevice", device) : CUDA_ERROR_INVALID_VALUE; }
+CUresult cuCtxGetDevice(CUdevice* device) {
+  return device ? call_int("cudaGetDevice", device) : CUDA_ERROR_INVALID_VALUE;
+}
 CUresult cuCtxGetCurrent(CUcontext* context) {
   int device;
   CUresult error = cuCtxGetDevice(&device);
@@ -132,7 +138,9 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   if (!context) return CUDA_ERROR_INVALID_VALUE;
   return is_device(device) ? (*context = (CUcontext)&g_contexts[device], CUDA_SUCCESS) : CUDA_ERROR_INVALID_DEVICE;
 }
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) { return is_device(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE; }
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  return is_device(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
 CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags) {
   (void)flags;
   return is_device(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;

@@ -41,7 +41,8 @@ __attribute__((constructor)) static void read_environment(void) {
   if (end != text && *end == '\0' && n >= 0 && n <= kMaxDevices) {
     g_devices = (int)n;
   } else {
-    fprintf(stderr, "ergosphere: ERGO_STUB_DEVICES is \"%s\", not a number from 0 to %d; using 1.\n", text, kMaxDevices);
+    fprintf(stderr, "ergosphere: ERGO_STUB_DEVICES is \"%s\", not a number from 0 to %d; using 1.\n", text,
+            kMaxDevices);
   }
 }
 
@@ -131,7 +132,9 @@ cudaError_t cudaGetLastError(void) {
   t_last = cudaSuccess;
   return error;
 }
-cudaError_t cudaRuntimeGetVersion(int* version) { return version ? (*version = CUDART_VERSION, cudaSuccess) : fail(cudaErrorInvalidValue); }
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  return version ? (*version = CUDART_VERSION, cudaSuccess) : fail(cudaErrorInvalidValue);
+}
 cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
 
 // ---- Devices --------------------------------------------------------------------------------------------------
@@ -143,14 +146,20 @@ cudaError_t cudaGetDeviceCount(int* count) {
   *count = g_devices;
   return g_devices ? cudaSuccess : fail(cudaErrorNoDevice);
 }
-cudaError_t cudaGetDevice(int* device) { return device ? (*device = t_device, cudaSuccess) : fail(cudaErrorInvalidValue); }
-cudaError_t cudaSetDevice(int device) { return is_device(device) ? (t_device = device, cudaSuccess) : fail(cudaErrorInvalidDevice); }
+cudaError_t cudaGetDevice(int* device) {
+  return device ? (*device = t_device, cudaSuccess) : fail(cudaErrorInvalidValue);
+}
+cudaError_t cudaSetDevice(int device) {
+  return is_device(device) ? (t_device = device, cudaSuccess) : fail(cudaErrorInvalidDevice);
+}
 cudaError_t cudaInitDevice(int device, unsigned int device_flags, unsigned int flags) {
   (void)device_flags, (void)flags;
   return is_device(device) ? cudaSuccess : fail(cudaErrorInvalidDevice);
 }
 cudaError_t cudaSetDeviceFlags(unsigned int flags) { return (void)flags, cudaSuccess; }
-cudaError_t cudaGetDeviceFlags(unsigned int* flags) { return flags ? (*flags = 0, cudaSuccess) : fail(cudaErrorInvalidValue); }
+cudaError_t cudaGetDeviceFlags(unsigned int* flags) {
+  return flags ? (*flags = 0, cudaSuccess) : fail(cudaErrorInvalidValue);
+}
 cudaError_t cudaSetValidDevices(int* devices, int count) { return (void)devices, (void)count, cudaSuccess; }
 cudaError_t cudaChooseDevice(int* device, const struct cudaDeviceProp* wanted) {
   (void)wanted;
@@ -169,8 +178,12 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   *can = device != peer;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags) { return (void)flags, is_device(peer) ? cudaSuccess : fail(cudaErrorInvalidDevice); }
-cudaError_t cudaDeviceDisablePeerAccess(int peer) { return is_device(peer) ? cudaSuccess : fail(cudaErrorInvalidDevice); }
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags) {
+  return (void)flags, is_device(peer) ? cudaSuccess : fail(cudaErrorInvalidDevice);
+}
+cudaError_t cudaDeviceDisablePeerAccess(int peer) {
+  return is_device(peer) ? cudaSuccess : fail(cudaErrorInvalidDevice);
+}
 cudaError_t cudaDeviceGetP2PAttribute(int* value, enum cudaDeviceP2PAttr attribute, int source, int target) {
   (void)attribute, (void)source, (void)target;
   return value ? (*value = 0, cudaSuccess) : fail(cudaErrorInvalidValue);
@@ -231,36 +244,96 @@ cudaError_t cudaDeviceGetAttribute(int* value, enum cudaDeviceAttr attribute, in
   cudaError_t error = cudaGetDeviceProperties(&p, device);
   if (error != cudaSuccess) return error;
   switch ((int)attribute) {
-    case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
-    case cudaDevAttrMaxBlockDimX: *value = p.maxThreadsDim[0]; break;
-    case cudaDevAttrMaxBlockDimY: *value = p.maxThreadsDim[1]; break;
-    case cudaDevAttrMaxBlockDimZ: *value = p.maxThreadsDim[2]; break;
-    case cudaDevAttrMaxGridDimX: *value = p.maxGridSize[0]; break;
-    case cudaDevAttrMaxGridDimY: *value = p.maxGridSize[1]; break;
-    case cudaDevAttrMaxGridDimZ: *value = p.maxGridSize[2]; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)p.sharedMemPerBlock; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)p.sharedMemPerBlockOptin; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)p.sharedMemPerMultiprocessor; break;
-    case cudaDevAttrReservedSharedMemoryPerBlock: *value = (int)p.reservedSharedMemPerBlock; break;
-    case cudaDevAttrTotalConstantMemory: *value = (int)p.totalConstMem; break;
-    case cudaDevAttrWarpSize: *value = p.warpSize; break;
-    case cudaDevAttrMaxPitch: *value = (int)p.memPitch; break;
-    case cudaDevAttrMaxRegistersPerBlock: *value = p.regsPerBlock; break;
-    case cudaDevAttrMaxRegistersPerMultiprocessor: *value = p.regsPerMultiprocessor; break;
-    case cudaDevAttrClockRate: *value = 1980000; break;        // kHz
-    case cudaDevAttrMemoryClockRate: *value = 2619000; break;  // kHz
-    case cudaDevAttrGlobalMemoryBusWidth: *value = p.memoryBusWidth; break;
-    case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
-    case cudaDevAttrMaxBlocksPerMultiprocessor: *value = p.maxBlocksPerMultiProcessor; break;
-    case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
-    case cudaDevAttrTextureAlignment: *value = (int)p.textureAlignment; break;
-    case cudaDevAttrTexturePitchAlignment: *value = (int)p.texturePitchAlignment; break;
-    case cudaDevAttrSurfaceAlignment: *value = (int)p.surfaceAlignment; break;
-    case cudaDevAttrPciBusId: *value = p.pciBusID; break;
-    case cudaDevAttrAsyncEngineCount: *value = p.asyncEngineCount; break;
+    case cudaDevAttrMaxThreadsPerBlock:
+      *value = p.maxThreadsPerBlock;
+      break;
+    case cudaDevAttrMaxBlockDimX:
+      *value = p.maxThreadsDim[0];
+      break;
+    case cudaDevAttrMaxBlockDimY:
+      *value = p.maxThreadsDim[1];
+      break;
+    case cudaDevAttrMaxBlockDimZ:
+      *value = p.maxThreadsDim[2];
+      break;
+    case cudaDevAttrMaxGridDimX:
+      *value = p.maxGridSize[0];
+      break;
+    case cudaDevAttrMaxGridDimY:
+      *value = p.maxGridSize[1];
+      break;
+    case cudaDevAttrMaxGridDimZ:
+      *value = p.maxGridSize[2];
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+      *value = (int)p.sharedMemPerBlock;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = (int)p.sharedMemPerBlockOptin;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      *value = (int)p.sharedMemPerMultiprocessor;
+      break;
+    case cudaDevAttrReservedSharedMemoryPerBlock:
+      *value = (int)p.reservedSharedMemPerBlock;
+      break;
+    case cudaDevAttrTotalConstantMemory:
+      *value = (int)p.totalConstMem;
+      break;
+    case cudaDevAttrWarpSize:
+      *value = p.warpSize;
+      break;
+    case cudaDevAttrMaxPitch:
+      *value = (int)p.memPitch;
+      break;
+    case cudaDevAttrMaxRegistersPerBlock:
+      *value = p.regsPerBlock;
+      break;
+    case cudaDevAttrMaxRegistersPerMultiprocessor:
+      *value = p.regsPerMultiprocessor;
+      break;
+    case cudaDevAttrClockRate:
+      *value = 1980000;
+      break;  // kHz
+    case cudaDevAttrMemoryClockRate:
+      *value = 2619000;
+      break;  // kHz
+    case cudaDevAttrGlobalMemoryBusWidth:
+      *value = p.memoryBusWidth;
+      break;
+    case cudaDevAttrL2CacheSize:
+      *value = p.l2CacheSize;
+      break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+      *value = p.maxThreadsPerMultiProcessor;
+      break;
+    case cudaDevAttrMaxBlocksPerMultiprocessor:
+      *value = p.maxBlocksPerMultiProcessor;
+      break;
+    case cudaDevAttrMultiProcessorCount:
+      *value = p.multiProcessorCount;
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = p.major;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = p.minor;
+      break;
+    case cudaDevAttrTextureAlignment:
+      *value = (int)p.textureAlignment;
+      break;
+    case cudaDevAttrTexturePitchAlignment:
+      *value = (int)p.texturePitchAlignment;
+      break;
+    case cudaDevAttrSurfaceAlignment:
+      *value = (int)p.surfaceAlignment;
+      break;
+    case cudaDevAttrPciBusId:
+      *value = p.pciBusID;
+      break;
+    case cudaDevAttrAsyncEngineCount:
+      *value = p.asyncEngineCount;
+      break;
     case cudaDevAttrCanMapHostMemory:
     case cudaDevAttrConcurrentKernels:
     case cudaDevAttrUnifiedAddressing:
@@ -270,8 +343,12 @@ cudaError_t cudaDeviceGetAttribute(int* value, enum cudaDeviceAttr attribute, in
     case cudaDevAttrComputePreemptionSupported:
     case cudaDevAttrCooperativeLaunch:
     case cudaDevAttrHostRegisterSupported:
-    case cudaDevAttrCanUseHostPointerForRegisteredMem: *value = 1; break;
-    default: *value = 0; break;
+    case cudaDevAttrCanUseHostPointerForRegisteredMem:
+      *value = 1;
+      break;
+    default:
+      *value = 0;
+      break;
   }
   return cudaSuccess;
 }
@@ -419,16 +496,26 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int flag
   *stream = s;
   return cudaSuccess;
 }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) { return cudaStreamCreateWithPriority(stream, flags, 0); }
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0);
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   if (stream_of(stream) == &g_default_stream) return fail(cudaErrorInvalidResourceHandle);
   free(stream);
   return cudaSuccess;
 }
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) { return *priority = stream_of(stream)->priority, cudaSuccess; }
-cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned int* flags) { return *flags = stream_of(stream)->flags, cudaSuccess; }
-cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) { return *id = stream_of(stream)->id, cudaSuccess; }
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+  return *priority = stream_of(stream)->priority, cudaSuccess;
+}
+cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned int* flags) {
+  return *flags = stream_of(stream)->flags, cudaSuccess;
+}
+cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
+  return *id = stream_of(stream)->id, cudaSuccess;
+}
 cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
   const struct CUstream_st* s = stream_of(stream);
   *device = s == &g_default_stream ? t_device : s->device;
@@ -494,12 +581,15 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   return cudaEventRecord(event, stream);
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) { return event ? ordered() : fail(cudaErrorInvalidResourceHandle); }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { return event ? synchronize() : fail(cudaErrorInvalidResourceHandle); }
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  return event ? synchronize() : fail(cudaErrorInvalidResourceHandle);
+}
 // Milliseconds between the moments at which the host recorded the events, not below 0 (a restore on another
 // machine may set the clock back).
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
   if (!ms) return fail(cudaErrorInvalidValue);
-  if (!start || !end || ((start->flags | end->flags) & cudaEventDisableTiming)) return fail(cudaErrorInvalidResourceHandle);
+  if (!start || !end || ((start->flags | end->flags) & cudaEventDisableTiming))
+    return fail(cudaErrorInvalidResourceHandle);
   long long from = atomic_load(&start->recorded), to = atomic_load(&end->recorded);
   if (!from || !to) return fail(cudaErrorInvalidResourceHandle);
   *ms = to > from ? (float)((double)(to - from) * 1e-6) : 0.0f;
@@ -547,10 +637,13 @@ ERGO_EXPORT void __cudaRegisterUnifiedTable(void) {}
 ERGO_EXPORT char __cudaInitModule(void** module) { return (void)module, 1; }
 // The configuration of a launch that will be refused: anything defined will do.
 ERGO_EXPORT unsigned int __cudaPushCallConfiguration(void) { return 0; }
-ERGO_EXPORT cudaError_t __cudaPopCallConfiguration(struct dim3* grid, struct dim3* block, size_t* shared, void* stream) {
+ERGO_EXPORT cudaError_t __cudaPopCallConfiguration(struct dim3* grid, struct dim3* block, size_t* shared,
+                                                   void* stream) {
   *grid = *block = (struct dim3){1, 1, 1};
   *shared = 0;
   *(void**)stream = NULL;
   return cudaSuccess;
 }
-ERGO_EXPORT cudaError_t __cudaGetKernel(void** kernel, const void* function) { return *kernel = (void*)function, cudaSuccess; }
+ERGO_EXPORT cudaError_t __cudaGetKernel(void** kernel, const void* function) {
+  return *kernel = (void*)function, cudaSuccess;
+}

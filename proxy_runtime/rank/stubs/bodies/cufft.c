@@ -1,5 +1,6 @@
 // What cuFFT says of itself. Everything else of it runs in the device proxy.
 #include "defines/cufft.h"
+
 #include "property.h"
 
 int cufftGetVersion(int* version) { return *version = CUFFT_VERSION, 0; }

@@ -1,5 +1,6 @@
 // What cuSPARSE says of itself. Everything else of it runs in the device proxy.
 #include "defines/cusparse.h"
+
 #include "property.h"
 
 int cusparseGetVersion(void* handle, int* version) { return (void)handle, *version = CUSPARSE_VERSION, 0; }

@@ -1,6 +1,7 @@
 // What cuSPARSELt says of itself. Everything else of it runs in the device proxy. torch makes a handle only to
 // ask for the version, so a handle can be made and given back.
 #include "defines/cusparseLt.h"
+
 #include "property.h"
 
 int cusparseLtInit(void* handle) { return (void)handle, 0; }
