@@ -14,6 +14,7 @@ from proxy_runtime.process import criu_setup
 
 
 def register(app: typer.Typer) -> None:
+    """Adds what this file defines to the command line."""
     app.command("doctor", short_help="What this machine has and lacks.")(doctor)
 
 

@@ -21,6 +21,7 @@ StepOption = Annotated[int | None, typer.Option("--at-step", help="Prefer the mo
 
 
 def register(app: typer.Typer) -> None:
+    """Adds what this file defines to the command line."""
     app.command("ps", short_help="Jobs of `ergo run` on this machine.")(ps)
     app.command("cut", short_help="Cut a running job: checkpoint, end, restore.")(cut)
     app.command("checkpoint", short_help="Checkpoint a running job; it goes on.")(checkpoint)

@@ -26,6 +26,7 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def register(app: typer.Typer) -> None:
+    """Adds what this file defines to the command line."""
     app.command(
         "run",
         context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
@@ -61,6 +62,9 @@ def run(
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads a device; constant for the life of a job.", min=1)] = 1,
     transport: Annotated[str, typer.Option(help="Between device proxies: shm or tcp.")] = "shm",
+    network: Annotated[
+        str, typer.Option(help="host, or private: a namespace for each rank in which only loopback is up.")
+    ] = "host",
     python: Annotated[str, typer.Option(help="Interpreter of the ranks.")] = sys.executable,
     json_report: Annotated[Path | None, typer.Option(help="Write what happened as JSON to this file.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the script's own output.")] = False,
@@ -73,6 +77,8 @@ def run(
     """
     if transport not in ("shm", "tcp"):
         raise typer.BadParameter(f"{transport!r} is neither shm nor tcp", param_hint="--transport")
+    if network not in ("host", "private"):
+        raise typer.BadParameter(f"{network!r} is neither host nor private", param_hint="--network")
     interval = _seconds(cut_every) if cut_every else None
     options = JobOptions(
         argv=() if restore else _command(command, python, directory),
@@ -82,6 +88,7 @@ def run(
         checkpoint_dir=restore or checkpoint_dir,
         threads=threads,
         transport=transport,
+        network=network,
         python=python,
     )
     tell = (lambda _: None) if quiet else say

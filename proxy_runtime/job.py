@@ -22,7 +22,8 @@ from proxy_runtime import build
 from proxy_runtime.checkpoint.merge import merge_back
 from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.errors import ErgoError
-from proxy_runtime.shim.client import ShimClient
+from proxy_runtime.process.namespace import Network
+from proxy_runtime.shim.client import ShimClient, running_jobs
 from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.spec import CutReport, CutRequest, RunError, RunSpec
 
@@ -43,7 +44,7 @@ class JobOptions:
     checkpoint_dir: Path | None = None
     threads: int = 1
     transport: str = "shm"
-    network: str = "host"
+    network: Network = "host"
     linger: bool = False
     keep_run: bool = False
     python: str = sys.executable
@@ -242,8 +243,6 @@ def _spec(options: JobOptions) -> RunSpec:
 
 def _claim(layout: RunLayout) -> None:
     """A run directory belongs to one shim; one left by a killed machine is taken over."""
-    from proxy_runtime.shim.client import running_jobs
-
     if any(running.root == layout.root for running in running_jobs()):
         raise RunError(
             f"the job {layout.job_id} is running on this machine already.",

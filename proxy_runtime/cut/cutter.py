@@ -26,6 +26,7 @@ from proxy_runtime.shim.spec import CutReport, CutRequest, RunError
 
 
 def elapsed_ms(since: float) -> float:
+    """Milliseconds since a reading of `time.perf_counter`."""
     return (time.perf_counter() - since) * 1e3
 
 

@@ -1,4 +1,4 @@
-"""`python -m proxy_runtime.shim RUN_DIRECTORY`"""
+"""Main of a shim: `python -m proxy_runtime.shim RUN_DIRECTORY`."""
 
 import sys
 from pathlib import Path

@@ -111,7 +111,11 @@ class Generation:
     def attach(self) -> None:
         """Gives every living rank's ring to the proxy of its device."""
         in_parallel(
-            [lambda rank=rank: self.proxy_of(rank).attach(rank.rank, rank.ring.fd) for rank in self.ranks if rank.ring]
+            [
+                lambda rank=rank, ring=rank.ring: self.proxy_of(rank).attach(rank.rank, ring.fd)
+                for rank in self.ranks
+                if rank.ring is not None
+            ]
         )
 
     def start(self) -> None:

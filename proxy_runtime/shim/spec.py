@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy_runtime.errors import ErgoError
+from proxy_runtime.process.namespace import Network
 
 
 class RunError(ErgoError):
@@ -44,7 +45,7 @@ class RunSpec:
     checkpoint_dir: str
     device_kind: str = "cpu"
     threads: int = 1
-    network: str = "host"
+    network: Network = "host"
     transport: str = "shm"
     linger: bool = False
     base_dir: str = ""
@@ -54,7 +55,8 @@ class RunSpec:
             raise RunError(f"a job needs at least one rank, not {self.world_size}.", code="run.bad-spec")
         if not 1 <= self.devices <= self.world_size:
             raise RunError(
-                f"{self.devices} devices for {self.world_size} ranks: a job uses between 1 and as many devices as it has ranks.",
+                f"{self.devices} devices for {self.world_size} ranks: a job uses at least one device "
+                "and at most as many as it has ranks.",
                 code="run.bad-spec",
                 remedy="Lower --devices or raise --nproc.",
             )

@@ -125,7 +125,7 @@ def test_a_signal_to_ergo_run_leaves_nothing(number: signal.Signals, tmp_path: P
 
 def test_a_killed_ergo_run_leaves_nothing(tmp_path: Path, home: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", "run", "--nproc", "2", "--dir", str(tmp_path), str(JOBS / "ignores_sigterm.py")],
+        [sys.executable, "-m", "cli.main", "run", "--dir", str(tmp_path), str(JOBS / "ignores_sigterm.py")],
         cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     until(lambda: list(home.glob("runs/*/shim.sock")), "the shim runs")
