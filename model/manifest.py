@@ -131,6 +131,7 @@ class ManifestHeader(_Shape):
         argv: command line of the job.
         cwd: absolute path of the job directory as the ranks see it.
         env: the environment a restore needs. Never holds secrets: those are references.
+        network: of the ranks: the host's, or a namespace of their own.
         build_id: the runtime build whose files the process images map.
         created_at_ns: when the cut was taken.
         ranks: one for each rank, in rank order.
@@ -143,6 +144,7 @@ class ManifestHeader(_Shape):
     argv: tuple[str, ...]
     cwd: str
     env: dict[str, str] = {}
+    network: Literal["host", "none", "private"] = "host"
     build_id: str
     numerics: NumericsClass
     host: HostClass

@@ -111,7 +111,7 @@ class Job:
             checkpoint_dir=str(options.checkpoint_dir.absolute()),
             threads=header.numerics.threads_per_device,
             transport=options.transport,
-            network=options.network,
+            network=header.network,
             linger=options.linger,
             base_dir=str(options.cwd.absolute()) if options.cwd else "",
         )

@@ -28,6 +28,7 @@ def manifest_header(generation: Generation, counts: dict[int, dict[str, Any]]) -
         argv=spec.argv,
         cwd=spec.cwd,
         env=spec.env,
+        network=spec.network,
         build_id=generation.build.id,
         numerics=numerics_class(generation.build, spec.device_kind, spec.threads),
         host=host_class(),
