@@ -29,6 +29,7 @@ from proxy_runtime.shim.spec import CutReport, CutRequest, RankExit, RunError, R
 
 TERMINATE_GRACE_S = 5.0
 KEEP_CHECKPOINTS = 3
+ENDING_S = 3.0
 
 
 class NodeJob:
@@ -153,15 +154,26 @@ class NodeJob:
         if generation is None or not generation.living():
             report.outcome = "job-ended"
             return report
+        living = len(generation.living())
         try:
             self._cut(generation, request, report)
         except ErgoError as error:
             report.code, report.error = error.code, str(error)
         except Exception as error:  # the job must outlive any fault of ours
             report.code, report.error = "run.internal", f"{type(error).__name__}: {error}"
-        if report.error and not generation.living():
+        if report.error and report.outcome == "called-off" and self._is_ending(generation, living):
             report.outcome, report.error, report.code = "job-ended", "", ""
         return report
+
+    def _is_ending(self, generation: Generation, living: int) -> bool:
+        """Whether a cut failed because the job's ranks were just leaving: then there was nothing to cut."""
+        limit = time.monotonic() + ENDING_S
+        while generation.living():
+            generation.poll_exits()
+            if len(generation.living()) == living or time.monotonic() > limit:
+                return False
+            time.sleep(0.01)
+        return True
 
     def _cut(self, old: Generation, request: CutRequest, report: CutReport) -> None:
         clock = time.perf_counter
