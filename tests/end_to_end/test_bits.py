@@ -57,7 +57,7 @@ def test_cut_at_random_moments(script: Script, untouched: Callable[[Script], Out
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", [SLOW[1], Script(JOBS / "subgroups.py", ranks=4)], ids=str)
+@pytest.mark.parametrize("script", [SLOW[1], Script(JOBS / "subgroups.py", ("--epochs", "40"), ranks=4)], ids=str)
 def test_cut_and_resized(script: Script, untouched: Callable[[Script], Outcome], tmp_path: Path) -> None:
     reference = untouched(script)
     cut = run(script, tmp_path / "cut", CutPlan(seed_of(script), count=4, live_share=0.0, resize=True))
