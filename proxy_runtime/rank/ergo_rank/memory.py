@@ -10,6 +10,10 @@ from ergo_rank import _interposer
 
 __all__ = ["install"]
 
+_COUNTED = ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes")
+# Every figure that torch.cuda.memory_summary() prints; a rank has no pools, segments or splits of its own.
+_POOLED = (*_COUNTED, "inactive_split_bytes", "allocation", "active", "segment", "inactive_split")
+
 
 def install() -> None:
     """Answers memory statistics from the rank's own accounts."""
@@ -27,8 +31,14 @@ def install() -> None:
             "allocated": mine["allocations"],
             "freed": mine["releases"],
         }
-        for name in ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes"):
-            stats[name] = {"all": dict(figures)}
+        none = dict.fromkeys(figures, 0)
+        for name in _POOLED:
+            counted = figures if name in _COUNTED else none
+            stats[name] = {"all": dict(counted), "large_pool": dict(counted), "small_pool": dict(none)}
+        for name in ("oversize_allocations", "oversize_segments"):
+            stats[name] = dict(none)
+        for name in ("num_alloc_retries", "num_ooms"):
+            stats.setdefault(name, 0)
         return stats
 
     def reset_peak_memory_stats(device: Any = None) -> None:

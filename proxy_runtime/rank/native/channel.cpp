@@ -203,14 +203,17 @@ uint64_t* Channel::Transaction::begin(Message type, size_t words) {
 
 void Channel::Transaction::commit() { channel_.publish(length_); }
 
-void Channel::wait_response() {
+void Channel::wait_response(bool raise_asynchronous) {
   const uint64_t wanted = ++responses_;
   ++stats_.responses;
   wait_until([&] { return header_->response_seq.load(std::memory_order_acquire) >= wanted; });
   const auto status = static_cast<Status>(header_->response_status);
   const uint64_t length = header_->response_length;
   TORCH_CHECK(length <= response_bytes_, "ergosphere: the device proxy's response is longer than its area");
-  if (status != Status::Ok) raise_status(status, std::string(response_, length));
+  if (status == Status::Ok) return;
+  const std::string message(response_, length);
+  if (raise_asynchronous) raise_asynchronous_error();
+  raise_status(status, message);
 }
 
 void Channel::raise_asynchronous_error() {

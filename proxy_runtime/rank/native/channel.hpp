@@ -51,7 +51,7 @@ class Channel {
 
   // Sends and waits; `read(const char* data, size_t length)` sees the response under the channel lock and
   // without the GIL. Throws what the proxy answered. `raise_asynchronous`: an error of an earlier message
-  // is raised here, after the response was taken.
+  // is raised here, after the response was taken; it comes before an error of this one, whose cause it may be.
   template <class Fill, class Read>
   void call(Message type, size_t words, Fill&& fill, Read&& read, bool raise_asynchronous = true) {
     require();
@@ -59,7 +59,7 @@ class Channel {
     Transaction t(*this, words);
     fill(t.begin(type, words));
     t.commit();
-    wait_response();
+    wait_response(raise_asynchronous);
     read(static_cast<const char*>(response_), static_cast<size_t>(header_->response_length));
     if (raise_asynchronous) raise_asynchronous_error();
   }
@@ -107,7 +107,7 @@ class Channel {
   friend class Transaction;
 
   // Waits for the response of the message just committed. The channel lock is held, the GIL is not.
-  void wait_response();
+  void wait_response(bool raise_asynchronous);
   const char* response() const { return response_; }
   size_t response_length() const { return header_->response_length; }
   void raise_asynchronous_error();

@@ -57,7 +57,7 @@ OutputSpec define(const OpInfo& info, uint64_t hash, const EncodedCall& call, bo
   std::memcpy(at, info.name.data(), info.name.size());
   put(put(put(at + name_words, call.key), call.handles), call.payload);
   t.commit();
-  channel.wait_response();
+  channel.wait_response(/*raise_asynchronous=*/true);
   OutputSpec spec = parse_output_spec(channel.response(), channel.response_length(), call.tensors.size());
   t.take_handles(spec.new_bytes.size());
   if (keep) {

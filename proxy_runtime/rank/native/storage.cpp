@@ -11,6 +11,8 @@ namespace {
 // dereference faults, while pointer arithmetic and comparisons behave.
 constexpr uint64_t kFirstAddress = uint64_t{1} << 56;
 constexpr uint64_t kBlock = 512;
+// An allocation of so many bytes is waited for: where it fails, the script hears of it there, and can try fewer.
+constexpr uint64_t kAwaitedBytes = uint64_t{1} << 30;
 
 struct Context {
   uint64_t handle;
@@ -64,6 +66,7 @@ class DeviceAllocator final : public c10::Allocator {
       body[1] = bytes;
       t.commit();
     }
+    if (bytes >= kAwaitedBytes) channel.synchronize();
     return wrap_handle(handle, bytes);
   }
   void copy_data(void*, const void*, size_t) const override {

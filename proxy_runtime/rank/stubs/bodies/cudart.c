@@ -109,6 +109,8 @@ static const struct {
     {cudaErrorHostMemoryNotRegistered, "cudaErrorHostMemoryNotRegistered",
      "pointer does not correspond to a registered memory region"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "CUDA graphs cannot be captured on an Ergosphere device; run the same code without torch.cuda.graph"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
 };
 
@@ -520,6 +522,12 @@ cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
   const struct CUstream_st* s = stream_of(stream);
   *device = s == &g_default_stream ? t_device : s->device;
   return cudaSuccess;
+}
+// Refused without a lasting error: nothing was lost, and a caller that goes on without a graph is right to.
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+  (void)stream;
+  (void)mode;
+  return fail(cudaErrorStreamCaptureUnsupported);
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus* status) {
   (void)stream;
