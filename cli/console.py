@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from proxy_runtime.shim.spec import CutReport
 
-messages = Console(stderr=True, highlight=False, soft_wrap=True)
-data = Console(highlight=False, soft_wrap=True)
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = 160  # nobody's screen: nothing is to be cut short
+    return console
+
+
+messages = _console(stderr=True)
+data = _console(stderr=False)
 
 _PARTS = ("stop", "agree", "process", "device", "volume", "write", "read", "processes", "reconnect")
 
@@ -36,7 +45,9 @@ def cut_sentence(report: CutReport) -> str:
 
 def cut_table(reports: list[CutReport]) -> Table:
     """All cuts of a run, times in milliseconds."""
-    table = Table("cut", "outcome", "step", *_PARTS, "down", title="cuts, ms", title_justify="left")
+    table = Table(title="cuts, times in ms", title_justify="left", box=SIMPLE, padding=(0, 1))
+    for heading in ("cut", "outcome", "step", *_PARTS, "down"):
+        table.add_column(heading, no_wrap=True)
     for index, report in enumerate(reports, 1):
         values = [f"{report.ms[part]:.0f}" if part in report.ms else "" for part in _PARTS]
         steps = "/".join(str(step) for step in sorted(set(report.steps)))
