@@ -33,10 +33,10 @@ def cut_sentence(report: CutReport) -> str:
         steps = sorted(set(report.steps))
         at = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
         late = "" if report.reached_step else " (the step asked for was not reached in time)"
+        down = f"down {report.ms['downtime'] / 1e3:.2f} s, " if "downtime" in report.ms else ""
         return (
             f"cut at {at}{late}: {report.outcome}, epoch {report.epoch}, "
-            f"down {report.ms.get('downtime', 0) / 1e3:.2f} s, {report.pending_operations} operations pending, "
-            f"checkpoint {report.checkpoint}"
+            f"{down}{report.pending_operations} operations pending, checkpoint {report.checkpoint}"
         )
     if report.outcome == "job-ended":
         return "cut: the job had ended already"

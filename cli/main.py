@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
-import typer
 
-from cli import doctor, local, run
-from model.errors import ModelError
-from proxy_runtime.errors import ErgoError
+def _interrupted_early(number: int, _: object) -> None:
+    """Until a command has a handler of its own: no traceback of whatever was being imported."""
+    os.write(2, f"ergo: interrupted by {signal.Signals(number).name}.\n".encode())
+    os._exit(128 + number)
+
+
+for _number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(_number, _interrupted_early)
+
+import typer  # noqa: E402  the handlers come first: importing takes most of a second
+
+from cli import doctor, local, run  # noqa: E402
+from model.errors import ModelError  # noqa: E402
+from proxy_runtime.errors import ErgoError  # noqa: E402
 
 app = typer.Typer(
     name="ergo",

@@ -48,7 +48,8 @@ def run(
     cut_every: Annotated[str | None, typer.Option(help="Cut at this interval, wherever the job is: 3s, 500ms.")] = None,
     live: Annotated[bool, typer.Option("--live", help="Cuts only checkpoint; the processes go on.")] = False,
     checkpoint_dir: Annotated[
-        Path | None, typer.Option(help="Keep checkpoints here; default: with the run, which is removed at its end.")
+        Path | None,
+        typer.Option(help="Keep checkpoints here; default: a store of the run's own, kept until the job is done."),
     ] = None,
     restore: Annotated[
         Path | None, typer.Option(help="Continue the last checkpoint of this directory instead of starting.")
@@ -274,6 +275,8 @@ def _command(command: list[str] | None, python: str, directory: Path | None) -> 
             raise typer.BadParameter("-m needs the name of a module", param_hint="SCRIPT")
         return (_interpreter(python), *command)
     script = (directory or Path.cwd()).absolute() / command[0]
+    if script.is_dir():
+        raise RunError(f"{script} is a directory, not a script.", code="run.no-script")
     if not script.is_file():
         raise RunError(f"the script {script} does not exist.", code="run.no-script")
     return (_interpreter(python), str(script), *command[1:])

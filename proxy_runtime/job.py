@@ -13,16 +13,14 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from proxy_runtime import build
-from proxy_runtime.checkpoint.merge import merge_back
 from proxy_runtime.checkpoint.store import Store
-from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.namespace import Network
+from proxy_runtime.shim import aftermath
 from proxy_runtime.shim.client import ShimClient, running_jobs
 from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.spec import CutReport, CutRequest, RunError, RunSpec
@@ -32,8 +30,8 @@ from proxy_runtime.shim.spec import CutReport, CutRequest, RunError, RunSpec
 class JobOptions:
     """What to run. Paths are made absolute; `cwd` defaults to the current directory.
 
-    `checkpoint_dir` defaults to a store inside the run directory, which is removed with it when the job is
-    done; `keep_run` keeps the run directory (logs, result).
+    `checkpoint_dir` defaults to a store of the job's own, which is removed when the job is done and kept when it
+    is suspended or fails; `keep_run` keeps the run directory (logs, result).
     """
 
     argv: tuple[str, ...]
@@ -129,19 +127,21 @@ class Job:
     ) -> Job:
         layout = RunLayout.of(spec.job_id)
         _claim(layout)
+        aftermath.sweep()
         used = made_by or build.ensure(options.python, progress)
-        return cls(spec, ShimClient.spawn(spec, used.root), options)
+        try:
+            return cls(spec, ShimClient.spawn(spec, used.root), options)
+        except BaseException:
+            aftermath.clean(layout)
+            raise
 
     def _begin(self, call: Callable[[], None]) -> None:
         threading.Thread(target=self._watch, daemon=True).start()
         try:
             call()
         except BaseException:
-            with suppress(ErgoError):
-                self.client.end()
-            self.client.close()
+            self.client.kill()
             self._done.wait(30)
-            self.client.wait_gone(30.0)
             self._clean()
             raise
 
@@ -180,9 +180,17 @@ class Job:
             return None
         self.client.close()
         self.client.wait_gone(30.0)
-        self._bring_home()
-        self._clean()
-        return self._result
+        result = self._result
+        assert result is not None
+        if not self._suspended:
+            aftermath.bring_home(self.client.layout, self.spec)
+        if self._continuable(result):
+            remedy = f" Continue it with: ergo run --restore {self.spec.checkpoint_dir}"
+            self._result = result = JobResult(result.code, result.sentence + remedy)
+            self._clean(keep_checkpoints=True)
+        else:
+            self._clean()
+        return result
 
     @property
     def ended(self) -> bool:
@@ -199,18 +207,15 @@ class Job:
         """The rank's output; another file after every move, with the same beginning."""
         return self.client.layout.current.log(rank)
 
-    def _bring_home(self) -> None:
-        """Applies what the job wrote in its directory to the directory itself."""
-        current = self.client.layout.current
-        if current.upper.is_dir() and not self._suspended:
-            merge_back(current.upper, Path(self.spec.lower))
-
-    def _clean(self) -> None:
+    def _clean(self, *, keep_checkpoints: bool = False) -> None:
         if not self._options.keep_run:
-            shutil.rmtree(self.client.layout.root, ignore_errors=True)
-        mount = Path("/run/ergo") / self.spec.job_id
-        if mount.is_dir() and not any(mount.iterdir()):
-            mount.rmdir()
+            aftermath.clean(self.client.layout, keep_checkpoints=keep_checkpoints)
+
+    def _continuable(self, result: JobResult) -> bool:
+        """The job did not end by itself or by its owner's will, and has a checkpoint to go on from."""
+        if result.code == 130 or (result.code == 0 and not self._suspended):
+            return False
+        return any(Path(self.spec.checkpoint_dir).glob("tenants/*/jobs/*/HEAD"))
 
 
 def _spec(options: JobOptions) -> RunSpec:
@@ -233,7 +238,7 @@ def _spec(options: JobOptions) -> RunSpec:
         env=env,
         world_size=options.world_size,
         devices=options.devices,
-        checkpoint_dir=str((options.checkpoint_dir or layout.root / "checkpoints").absolute()),
+        checkpoint_dir=str((options.checkpoint_dir or layout.checkpoints).absolute()),
         threads=options.threads,
         transport=options.transport,
         network=options.network,

@@ -13,10 +13,10 @@ LAUNCHER = """#!{python}
 import sys
 
 sys.path.insert(0, {root!r})
-from cli.main import app
+from cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(app())
+    main()
 """
 
 

@@ -76,7 +76,10 @@ class ShimClient:
             except OSError:
                 reply = None
         if reply is None:
-            raise RunError("the shim of the job has ended.", code="run.shim-gone")
+            raise RunError(
+                "the shim of the job has ended or was killed; everything it owned has ended with it.",
+                code="run.shim-gone",
+            )
         if not reply["ok"]:
             raise RunError(reply["error"], code=reply["code"], remedy=reply["remedy"])
         return reply
@@ -123,6 +126,16 @@ class ShimClient:
     def close(self) -> None:
         """Lets go of the connection; the job goes on."""
         self._connection.close()
+
+    def kill(self) -> None:
+        """Ends the shim this client started, and with it everything of the job, at once.
+
+        The kernel ends what it owns: containers, zygote and proxies die with it.
+        """
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self.close()
 
     def wait_gone(self, timeout_s: float) -> None:
         """Waits until the shim's process has ended, if this client started it."""

@@ -95,6 +95,11 @@ class RunLayout:
         return EpochLayout(self.root / f"e{epoch}", self.job_id)
 
     @property
+    def checkpoints(self) -> Path:
+        """The job's own store, where none was named: beside the run, because it outlives a run that is suspended."""
+        return self.root.parent.parent / "checkpoints" / self.job_id
+
+    @property
     def current(self) -> EpochLayout:
         """The epoch that counts: what is in any other may be incomplete or about to go."""
         return EpochLayout(self._current.resolve(), self.job_id)

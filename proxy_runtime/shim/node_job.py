@@ -18,7 +18,7 @@ from proxy_runtime.checkpoint.errors import BUSY, CheckpointError
 from proxy_runtime.checkpoint.reader import CheckpointReader
 from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.cut.cutter import Cutter, Frozen
-from proxy_runtime.device.client import Zygote
+from proxy_runtime.device.client import DeviceProxyError, Zygote
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.shim import restoring
@@ -60,7 +60,7 @@ class NodeJob:
             self._start_zygote()
             generation.mount()
             generation.launch_ranks()  # they import torch while the zygote does
-            generation.fork_proxies(self._zygote_ready())
+            self._fork_proxies(generation)
             generation.attach()
             generation.start()
         self._adopt(generation)
@@ -78,7 +78,7 @@ class NodeJob:
         generation = Generation.prepare(self.spec, self.epoch, layout, self.build, self.spec.devices)
         with ended_on_error(generation):
             self._start_zygote()
-            generation.fork_proxies(self._zygote_ready())
+            self._fork_proxies(generation)
             restoring.restore(generation, reader, self._tool(), deadline_s=120.0, commit=lambda: None)
         self.exits = {exit.rank: exit for exit in (rank.exit for rank in generation.ranks) if exit is not None}
         self._adopt(generation)
@@ -191,7 +191,7 @@ class NodeJob:
         released = False
         try:
             if fresh is not None:
-                fresh.fork_proxies(self._zygote_ready())
+                self._fork_proxies(fresh)
             cutter = Cutter(old, tool, scratch, request, report)
             start = clock()
             frozen: Frozen = cutter.take(store.begin(self.spec.job_id, self.epoch))
@@ -281,7 +281,13 @@ class NodeJob:
     def _start_zygote(self) -> None:
         self._zygote = Zygote.start(self.build, self.spec.device_kind, log=self.layout.root / "zygote.log")
 
-    def _zygote_ready(self) -> Zygote:
+    def _fork_proxies(self, generation: Generation) -> None:
         if self._zygote is None:
             raise RunError("the zygote of the device proxies is not running.", code="run.no-zygote")
-        return self._zygote
+        try:
+            generation.fork_proxies(self._zygote)
+        except DeviceProxyError as error:
+            words = (self.layout.root / "zygote.log").read_text(errors="replace").strip().splitlines()
+            if error.code == "device-proxy.start" and words:
+                raise RunError(f"{error.message} Its last words: {words[-1]}", code=error.code) from error
+            raise

@@ -25,7 +25,7 @@ import orjson
 from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process import criu_setup
-from proxy_runtime.shim import frames
+from proxy_runtime.shim import aftermath, frames
 from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.node_job import NodeJob
 from proxy_runtime.shim.spec import CutRequest, RankExit, RunError, RunSpec
@@ -47,6 +47,7 @@ class Shim:
         self._ended = threading.Event()
         self._operating = threading.Lock()  # held while an operation changes generations
         self._result: dict[str, Any] | None = None
+        self._abandoned = False  # nobody is left who would bring the files home
 
     # ------------------------------------------------------------------ the process
 
@@ -65,6 +66,9 @@ class Shim:
             self._operate()
         with suppress(FileNotFoundError):
             self._layout.socket.unlink()
+        if self._abandoned:
+            aftermath.bring_home(self._layout, self._spec)
+            aftermath.clean(self._layout)
 
     def _operate(self) -> None:
         """Runs operations in the main thread, so that what it starts is never orphaned by a thread's end."""
@@ -95,6 +99,7 @@ class Shim:
             with suppress(ProcessLookupError):
                 pidfd = os.pidfd_open(owner)
                 select.select([pidfd], [], [])
+            self._abandoned = True
             self.finish(130, "the command that started the job is gone.")
 
         threading.Thread(target=watch, daemon=True).start()
@@ -113,7 +118,7 @@ class Shim:
                 return
             dead = self._job.dead_proxy()
             if dead is not None and not self._operating.locked():
-                self._fail(1, f"device proxy {dead} died; its log is {self._job_log(dead)}")
+                self._fail(1, f"device proxy {dead} died ({self._last_words(dead)})")
                 return
             time.sleep(MONITOR_PERIOD_S)
 
@@ -128,8 +133,10 @@ class Shim:
             sentence += f"; the other {'rank was' if others == 1 else f'{others} ranks were'} ended"
         self.finish(code, sentence + ".")
 
-    def _job_log(self, device: int) -> str:
-        return str(self._layout.epoch(self._job.epoch).proxy_log(device))
+    def _last_words(self, device: int) -> str:
+        log = self._layout.epoch(self._job.epoch).proxy_log(device)
+        lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+        return next((line.strip() for line in reversed(lines) if line.strip()), "without a word: it was killed")
 
     # ------------------------------------------------------------------ clients
 
