@@ -55,6 +55,7 @@ class NodeJob:
     def start(self) -> None:
         """Starts all ranks and proxies. Raises ErgoError with nothing left behind."""
         layout = self._new_epoch(0)
+        self.layout.set_current(0)  # from its first moment on, what the job writes is the job's
         generation = Generation.prepare(self.spec, 0, layout, self.build, self.spec.devices)
         with ended_on_error(generation):
             self._start_zygote()

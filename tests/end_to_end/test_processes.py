@@ -14,6 +14,7 @@ import pytest
 
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.job import Job
+from proxy_runtime.shim.client import ShimClient, running_jobs
 from proxy_runtime.shim.spec import CutRequest
 from tests.end_to_end.harness import EXAMPLES, JOBS, ROOT, Script, run, running
 
@@ -131,7 +132,28 @@ def test_a_killed_ergo_run_leaves_nothing(tmp_path: Path, home: Path) -> None:
     until(lambda: list(home.glob("runs/*/shim.sock")), "the shim runs")
     process.kill()
     process.wait()
-    until(lambda: not list(home.glob("runs/*/shim.sock")), "the shim has ended")
+    until(lambda: not list(home.glob("runs/*")), "the shim has ended and cleaned up")
+
+
+def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path: Path, home: Path) -> None:
+    script = tmp_path / "writes.py"
+    script.write_text("import time\nopen('written.txt', 'w').write('by the job')\ntime.sleep(600)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cli.main", "run", "--dir", str(tmp_path), str(script)],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    until(lambda: list(home.glob("runs/*/e0/volume/directory/written.txt")), "the job has written")
+    (layout,) = running_jobs()
+    client = ShimClient(layout)
+    process.send_signal(signal.SIGSTOP)  # it cannot clean up either
+    os.kill(client.call("hello")["pid"], signal.SIGKILL)
+    process.kill()
+    process.wait()
+    assert list(home.glob("runs/*"))
+    done = subprocess.run([sys.executable, "-m", "cli.main", "run", "-m", "this"], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0
+    assert not list(home.glob("runs/*"))
+    assert (tmp_path / "written.txt").read_text() == "by the job"
 
 
 def test_a_killed_shim_leaves_nothing(tmp_path: Path) -> None:
@@ -164,8 +186,6 @@ def test_a_job_that_outlives_its_starter_can_be_found_and_ended(tmp_path: Path) 
     with running(ENDLESS, tmp_path, linger=True) as job:
         until(lambda: stepping(job), "the job runs")
         job.client.close()
-        from proxy_runtime.shim.client import ShimClient, running_jobs
-
         found = [layout for layout in running_jobs() if layout.job_id == job.spec.job_id]
         assert len(found) == 1
         again = ShimClient(found[0])
