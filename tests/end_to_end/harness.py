@@ -16,6 +16,7 @@ from pathlib import Path
 
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.job import Job, JobOptions, JobResult
+from proxy_runtime.shim import aftermath
 from proxy_runtime.shim.spec import CutReport, CutRequest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +79,7 @@ def running(script: Script, directory: Path, **options: object) -> Iterator[Job]
             except ErgoError:
                 pass  # it ended by itself in this moment
         job.wait(30)
+        aftermath.clean(job.client.layout)
 
 
 def job_options(script: Script, directory: Path, **options: object) -> JobOptions:

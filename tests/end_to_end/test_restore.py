@@ -135,11 +135,12 @@ def test_a_cut_that_fails_leaves_the_job_running(tmp_path: Path, untouched: Call
             until(lambda: job.ended or min(job.status().get("step", [0])) >= 20, "the job is at step 20")
             reports = [job.cut(CutRequest()), job.cut(CutRequest(move=False))]
             result = job.wait(240)
+            logs = [job.logs(rank) for rank in range(2)]
         assert [report.outcome for report in reports] == ["called-off", "called-off"]
         assert all(report.code == "checkpoint.no-space" for report in reports), [report.error for report in reports]
         assert result is not None
         assert result.code == 0
-        assert evidence(GPT, tmp_path / "job", [job.logs(rank) for rank in range(2)]) == reference.evidence
+        assert evidence(GPT, tmp_path / "job", logs) == reference.evidence
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
