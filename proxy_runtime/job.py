@@ -19,6 +19,7 @@ from typing import Any
 
 from proxy_runtime import build
 from proxy_runtime.checkpoint.store import Store
+from proxy_runtime.process import checks
 from proxy_runtime.process.namespace import Network
 from proxy_runtime.shim import aftermath
 from proxy_runtime.shim.client import ShimClient, running_jobs
@@ -127,6 +128,7 @@ class Job:
     ) -> Job:
         layout = RunLayout.of(spec.job_id)
         _claim(layout)
+        _require_machine()
         aftermath.sweep()
         used = made_by or build.ensure(options.python, progress)
         try:
@@ -244,6 +246,17 @@ def _spec(options: JobOptions) -> RunSpec:
         network=options.network,
         linger=options.linger,
     )
+
+
+def _require_machine() -> None:
+    """What can be known in no time; the rest is `ergo doctor`'s, and each part's own error."""
+    for check in (checks.privileges(), checks.kernel()):
+        if not check.ok:
+            raise RunError(
+                f"this machine cannot run jobs: {check.name}: {check.detail}.",
+                code="run.machine",
+                remedy=check.remedy,
+            )
 
 
 def _claim(layout: RunLayout) -> None:
