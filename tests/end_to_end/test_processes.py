@@ -97,7 +97,8 @@ def test_a_killed_proxy_ends_the_job_and_its_last_checkpoint_stays_good(tmp_path
     store = tmp_path / "checkpoints"
     with running(ENDLESS, tmp_path / "job", checkpoint_dir=store) as job:
         until(lambda: stepping(job), "the job runs")
-        assert job.cut(CutRequest(move=False)).outcome == "checkpointed"
+        report = job.cut(CutRequest(move=False))
+        assert report.outcome == "checkpointed", report.error
         os.kill(job.status()["proxy_pids"][1], signal.SIGKILL)
         result = job.wait(30)
         assert result is not None

@@ -87,6 +87,7 @@ def test_version_1_is_read_for_ever() -> None:
             "argv": ["python", "train.py"],
             "cwd": "/job",
             "env": {},
+            "network": "host",
             "build_id": "build-1",
             "numerics": {
                 "torch": "2.15.0",

@@ -110,7 +110,9 @@ def test_what_the_launcher_ignores_and_blocks_is_its_own(lab):
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
         signal.signal(signal.SIGINT, before)
-    assert [int(line.split()[1], 16) for line in lab.lines()] == [0, 0]
+    # Signals 32 and 33 are the C library's own: it lets nobody set them, and a test runner may have passed one on.
+    reserved = 1 << 31 | 1 << 32
+    assert [int(line.split()[1], 16) & ~reserved for line in lab.lines()] == [0, 0]
 
 
 def test_sigterm_to_pid_one_is_forwarded(lab):
