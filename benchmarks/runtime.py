@@ -24,8 +24,8 @@ def stop_agree(context: Context) -> Iterator[Figure]:
     """Request to all proxies stopped and agreed, in jobs that are seldom at a convenient place."""
     jobs = {
         1: ("tests/jobs/evaluation.py", ("--rounds", "400")),
-        2: ("tests/jobs/ddp_skew.py", ("--epochs", "12")),
-        4: ("tests/jobs/ddp_skew.py", ("--epochs", "8")),
+        2: ("tests/jobs/ddp_skew.py", ("--epochs", "60")),
+        4: ("tests/jobs/ddp_skew.py", ("--epochs", "40")),
     }
     for ranks, (script, arguments) in jobs.items():
         context.say(f"{ranks} ranks of {script}, live cuts")

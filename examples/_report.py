@@ -48,13 +48,14 @@ class LossLog:
         self._rank = rank
         self._waiting: list[torch.Tensor] = []
         self._block_ms: list[float] = []
+        # The wall clock: a process that was frozen and goes on elsewhere finds its monotonic clock where it left it.
         self._block_started: float | None = None
         self.losses: list[float] = []
         self.evaluations: list[float] = []
 
     def start(self) -> None:
         """Starts the clock of the first block; call it right before the first step."""
-        self._block_started = time.perf_counter()
+        self._block_started = time.time()
 
     def step(self, loss: torch.Tensor) -> None:
         """Notes the loss of the next step; every ``--sync-every`` steps waits for the device."""
@@ -67,7 +68,7 @@ class LossLog:
         self._fetch()
         self.evaluations.append(value)
         say(f"step {len(self.losses)} {name} {value:.6f}")
-        self._block_started = time.perf_counter()
+        self._block_started = time.time()
 
     def finish(self, model: torch.nn.Module | None = None) -> None:
         """Writes ``losses-rank{r}.json`` (and, on rank 0, ``weights.pt``) and prints the digests."""
@@ -97,13 +98,13 @@ class LossLog:
         first = len(self.losses)
         values = torch.stack(self._waiting).cpu().tolist()
         if self._block_started is not None and len(values) == self._args.sync_every and first >= self._args.warm_up:
-            self._block_ms.append((time.perf_counter() - self._block_started) * 1e3 / len(values))
+            self._block_ms.append((time.time() - self._block_started) * 1e3 / len(values))
         self._waiting.clear()
         self.losses += values
         for step, value in enumerate(values, start=first + 1):
             if self._args.log_every and step % self._args.log_every == 0:
                 say(f"step {step} loss {value:.6f}")
-        self._block_started = time.perf_counter()
+        self._block_started = time.time()
 
     def _timing(self) -> dict[str, object]:
         """Statistics over the blocks' mean step times, in ms."""
