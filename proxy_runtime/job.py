@@ -210,7 +210,9 @@ class Job:
         return self.client.layout.current.log(rank)
 
     def _clean(self, *, keep_checkpoints: bool = False) -> None:
-        if not self._options.keep_run:
+        if self._options.keep_run:
+            aftermath.remove_mount_point(self.client.layout)
+        else:
             aftermath.clean(self.client.layout, keep_checkpoints=keep_checkpoints)
 
     def _continuable(self, result: JobResult) -> bool:

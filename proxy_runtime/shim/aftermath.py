@@ -39,7 +39,12 @@ def clean(layout: RunLayout, *, keep_checkpoints: bool = False) -> None:
     shutil.rmtree(layout.root, ignore_errors=True)
     if not keep_checkpoints:
         shutil.rmtree(layout.checkpoints, ignore_errors=True)
-    with suppress(OSError):  # not there, or in use by a run of the same job elsewhere
+    remove_mount_point(layout)
+
+
+def remove_mount_point(layout: RunLayout) -> None:
+    """Removes the empty directory on which the ranks' private files were mounted."""
+    with suppress(OSError):  # not there any more
         Path(layout.epoch(0).private_mount).rmdir()
 
 
