@@ -19,7 +19,7 @@ import typer
 from cli.console import cut_sentence, cut_table, messages, say
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.job import Job, JobOptions
-from proxy_runtime.shim.spec import CutReport, CutRequest, RunError
+from proxy_runtime.shim.spec import CutRequest, RunError
 
 _LEAD_S = 2.0
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -55,6 +55,9 @@ def run(
         Path | None, typer.Option(help="Continue the last checkpoint of this directory instead of starting.")
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="With --restore: which checkpoint.")] = "HEAD",
+    job_id: Annotated[
+        str | None, typer.Option("--job", help="With --restore: whose checkpoint, where DIR holds several jobs.")
+    ] = None,
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -81,6 +84,12 @@ def run(
     if network not in ("host", "private"):
         raise typer.BadParameter(f"{network!r} is neither host nor private", param_hint="--network")
     interval = _seconds(cut_every) if cut_every else None
+    if restore and command:
+        raise typer.BadParameter("a checkpoint is continued with its own script", param_hint="SCRIPT")
+    if not restore and (checkpoint != "HEAD" or job_id is not None):
+        raise typer.BadParameter("only with --restore", param_hint="--checkpoint, --job")
+    if json_report is not None and not json_report.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{json_report.absolute().parent} is not a directory", param_hint="--json-report")
     options = JobOptions(
         argv=() if restore else _command(command, python, directory),
         world_size=nproc,
@@ -96,7 +105,7 @@ def run(
     foreground = _Foreground(tell)
     with foreground.signals():
         try:
-            job = Job.restore(checkpoint, options, tell) if restore else Job.start(options, tell)
+            job = Job.restore(checkpoint, options, tell, job_id=job_id) if restore else Job.start(options, tell)
         except _InterruptedEarly as early:
             tell(f"interrupted by {signal.Signals(early.number).name}: nothing was started.")
             raise typer.Exit(128 + early.number) from None
@@ -124,6 +133,7 @@ class _Foreground:
         self._tell = tell
         self._interrupted = 0
         self._following = False
+        self._told = 0
         self._offsets: dict[int, int] = {}
         self._partial: dict[int, bytes] = {}
         self._rss: list[int] = []
@@ -142,12 +152,14 @@ class _Foreground:
     def follow(self, job: Job, cut_at: list[int], interval: float | None, *, move: bool) -> int:
         """Returns the exit code of the job."""
         self._following = True
+        self._offsets = dict(enumerate(job.log_offsets))
         driver = threading.Thread(target=self._cut_on_plan, args=(job, cut_at, interval, move), daemon=True)
         driver.start()
         next_sample = 0.0
         ending = False
         while not job.ended:
             self._pump(job)
+            self._tell_cuts(job)
             if self._interrupted and not ending:
                 ending = True
                 threading.Thread(target=_quietly(job.end), daemon=True).start()
@@ -155,8 +167,9 @@ class _Foreground:
                 next_sample = time.monotonic() + 0.5
                 self._sample(job)
             time.sleep(0.02)
-        self._pump(job, last=True)
         driver.join(5)
+        self._pump(job, last=True)
+        self._tell_cuts(job)
         result = job.wait()
         assert result is not None
         if self._interrupted:
@@ -244,8 +257,14 @@ class _Foreground:
         return False
 
     def _report_cut(self, job: Job, request: CutRequest) -> None:
-        report: CutReport = job.cut(request)
-        self._tell(cut_sentence(report))
+        job.cut(request)
+
+    def _tell_cuts(self, job: Job) -> None:
+        """One line for every cut, whoever has asked for it."""
+        fresh = job.cuts[self._told :]
+        self._told += len(fresh)
+        for report in fresh:
+            self._tell(cut_sentence(report))
 
 
 class _Signals:
@@ -274,6 +293,8 @@ def _command(command: list[str] | None, python: str, directory: Path | None) -> 
         if len(command) < 2:
             raise typer.BadParameter("-m needs the name of a module", param_hint="SCRIPT")
         return (_interpreter(python), *command)
+    if directory is not None and not directory.is_dir():
+        raise RunError(f"the job directory {directory} does not exist.", code="run.no-directory")
     script = (directory or Path.cwd()).absolute() / command[0]
     if script.is_dir():
         raise RunError(f"{script} is a directory, not a script.", code="run.no-script")

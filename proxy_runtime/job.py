@@ -52,7 +52,7 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """Exit code of the job, and the sentence that explains one that is not 0."""
+    """Exit code of the job (75: suspended), and the sentence that explains one that is not 0."""
 
     code: int
     sentence: str
@@ -68,7 +68,9 @@ class Job:
         self._result: JobResult | None = None
         self._suspended = False
         self._done = threading.Event()
-        self.cuts: list[CutReport] = []
+        self.cuts: list[CutReport] = []  # of everybody who has asked for one
+        self._cuts_lock = threading.Lock()
+        self.log_offsets = [0] * spec.world_size  # of a continued job: where its earlier output ends, bytes
         self.on_event: Callable[[dict[str, Any]], None] = lambda _: None
 
     # ------------------------------------------------------------------ starting
@@ -86,20 +88,29 @@ class Job:
         checkpoint: str,
         options: JobOptions,
         progress: Callable[[str], None] = lambda _: None,
+        *,
+        job_id: str | None = None,
     ) -> Job:
         """Continues a checkpoint of the store `options.checkpoint_dir` on `options.devices` devices.
 
         `options.cwd`, if given, is where the job directory's own files are now; the ranks see it at the path
-        that they have always seen.
+        that they have always seen. `job_id` says whose checkpoint where the store has several jobs.
 
         Raises:
             ErgoError: damaged, of another build, a file missing: one sentence, nothing left behind.
         """
         if options.checkpoint_dir is None:
             raise RunError("a checkpoint directory is needed to restore from.", code="run.bad-spec")
-        reader = Store.open(options.checkpoint_dir, create=False).read(checkpoint)
+        reader = Store.open(options.checkpoint_dir, create=False).read(checkpoint, job_id)
         header = reader.manifest.header
         made_by = build.by_id(header.build_id)
+        files = (options.cwd or Path(header.cwd)).absolute()
+        if not files.is_dir():
+            raise RunError(
+                f"the job directory {files} does not exist.",
+                code="run.no-directory",
+                remedy="Say with --dir where the job's files are now.",
+            )
         spec = RunSpec(
             job_id=reader.manifest.job,
             argv=tuple(header.argv),
@@ -112,9 +123,12 @@ class Job:
             transport=options.transport,
             network=header.network,
             linger=options.linger,
-            base_dir=str(options.cwd.absolute()) if options.cwd else "",
+            base_dir=str(files),
         )
         job = cls._spawn(spec, options, progress, made_by)
+        job.log_offsets = [rank.log_offset for rank in header.ranks]
+        steps = sorted({rank.step for rank in header.ranks})
+        progress(f"continues checkpoint {reader.id} at step {'-'.join(map(str, steps))}")
         job._begin(lambda: job.client.restore(checkpoint))
         return job
 
@@ -155,8 +169,13 @@ class Job:
     def cut(self, request: CutRequest) -> CutReport:
         """One cut; see `CutReport.outcome` for what came of it."""
         report = self.client.cut(request)
-        self.cuts.append(report)
+        self._note(report)
         return report
+
+    def _note(self, report: CutReport) -> None:
+        with self._cuts_lock:
+            if report not in self.cuts:  # told twice: to whoever asked, and to all who watch
+                self.cuts.append(report)
 
     def end(self) -> None:
         """Ends the job now; `wait` then returns code 130."""
@@ -164,6 +183,8 @@ class Job:
 
     def _watch(self) -> None:
         for event in self.client.events():
+            if event["event"] == "cut":
+                self._note(CutReport(**event["report"]))
             if event["event"] == "cut" and event["report"]["outcome"] == "stopped":
                 self._suspended = True  # its files are in the checkpoint, and come home when it has been continued
             if event["event"] == "ended":
@@ -217,7 +238,7 @@ class Job:
 
     def _continuable(self, result: JobResult) -> bool:
         """The job did not end by itself or by its owner's will, and has a checkpoint to go on from."""
-        if result.code == 130 or (result.code == 0 and not self._suspended):
+        if result.code in (0, 130):
             return False
         return any(Path(self.spec.checkpoint_dir).glob("tenants/*/jobs/*/HEAD"))
 

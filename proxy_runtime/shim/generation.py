@@ -96,7 +96,11 @@ class Generation:
         connect_fabric(self.proxies, self.placement, transport=self.spec.transport)
 
     def mount(self) -> None:
-        """Mounts the job directory: as it was at submission, with what the job changed on top."""
+        """Mounts the job directory: as it was at submission, with what the job changed on top.
+
+        A job that came from elsewhere sees its files at the path they had there; the path is made if need be.
+        """
+        os.makedirs(self.spec.cwd, exist_ok=True)
         overlay = Overlay(Path(self.spec.lower), self.layout.upper, self.layout.work, Path(self.spec.cwd))
         self.volume = hold_volume(self.build.init_binary, overlay)
 

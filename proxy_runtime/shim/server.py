@@ -203,7 +203,8 @@ class Shim:
                 report = self._perform(lambda: self._job.cut(CutRequest(**request["request"])))
                 self._publish({"event": "cut", "report": report.to_json(), **self._job.status()})
                 if report.outcome == "stopped":
-                    self.finish(0, f"the job is suspended in checkpoint {report.checkpoint}.")
+                    # Not 0: whoever waits for the job's work must not take it for done (EX_TEMPFAIL).
+                    self.finish(75, f"the job is suspended in checkpoint {report.checkpoint}.")
                 return report.to_json()
             case "end":
                 self.finish(int(request.get("code", 130)), str(request.get("sentence", "the job was ended.")))
