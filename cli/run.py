@@ -109,7 +109,8 @@ def run(
         except _InterruptedEarly as early:
             tell(f"interrupted by {signal.Signals(early.number).name}: nothing was started.")
             raise typer.Exit(128 + early.number) from None
-        tell(f"job {job.spec.job_id}: {job.spec.world_size} ranks on {job.spec.devices} devices")
+        ranks, devices = job.spec.world_size, job.spec.devices
+        tell(f"job {job.spec.job_id}: {ranks} rank{'s' * (ranks > 1)} on {devices} device{'s' * (devices > 1)}")
         code = foreground.follow(job, sorted(cut_at or []), interval, move=not live)
     if job.cuts and not quiet:
         messages.print(cut_table(job.cuts))

@@ -37,7 +37,10 @@ def suspended(tmp_path_factory: pytest.TempPathFactory) -> Path:
         report = job.cut(CutRequest(stop=True, at_step=60))
         assert report.outcome == "stopped", report.error
         assert report.steps == [60, 60]
-        job.wait(30)
+        result = job.wait(30)
+        assert result is not None
+        assert result.code == 75
+        assert "--restore" in result.sentence
     return base
 
 
@@ -57,12 +60,18 @@ def test_continued_on_other_devices_in_another_directory(
     shutil.copytree(suspended / "store", store)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
+    gone = suspended / "gone"
+    (suspended / "job").rename(gone)  # as on a node that has never seen the job
+    with pytest.raises(ErgoError, match="--dir"):
+        resume(store)
     job = Job.restore("HEAD", JobOptions(argv=(), devices=devices, checkpoint_dir=store, cwd=elsewhere, keep_run=True))
     assert job.status()["width"] == devices
     result = job.wait(240)
     assert result is not None
     assert result.code == 0, result.sentence
     logs = [job.logs(rank) for rank in range(2)]
+    (suspended / "job").rmdir()  # the mount point that was made for it
+    gone.rename(suspended / "job")
     assert evidence(GPT, elsewhere, logs) == reference.evidence
 
 
@@ -155,6 +164,9 @@ BAD_INPUT = [
     (["run", "--python", "/nonexistent/python", "EXISTING"], 1, "/nonexistent/python"),
     (["run", "--dir", "/nonexistent", "EXISTING"], 1, "/nonexistent"),
     (["run", "--restore", "/nonexistent"], 1, "/nonexistent"),
+    (["run", "--restore", "/nonexistent", "EXISTING"], 2, "its own script"),
+    (["run", "--checkpoint", "ck-1", "EXISTING"], 2, "only with --restore"),
+    (["run", "--json-report", "/nonexistent/report", "EXISTING"], 2, "/nonexistent is not a directory"),
     (["cut"], 1, "no job is running"),
     (["cut", "run-00000000"], 1, "no job run-00000000"),
 ]
