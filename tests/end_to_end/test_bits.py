@@ -35,7 +35,7 @@ SLOW = [
     Script(EXAMPLES / "generate_text.py"),
     Script(JOBS / "loader_fork.py"),
     Script(JOBS / "threads.py", ("--rounds", "1000")),
-    Script(JOBS / "volume.py", ("--rounds", "200"), ranks=2),
+    Script(JOBS / "volume.py", ("--rounds", "1500"), ranks=2),
     Script(JOBS / "subgroups.py", ranks=3),
     Script(JOBS / "ring.py", ("--rounds", "300"), ranks=3),
     Script(JOBS / "fsdp2.py", ranks=2),
