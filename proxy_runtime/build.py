@@ -26,6 +26,7 @@ from proxy_runtime.building.interpreter import Interpreter, query
 from proxy_runtime.building.locks import build_lock
 from proxy_runtime.building.native import Compiler, NativeBuild, Target, digest, find_compiler, no_space
 from proxy_runtime.building.sources import Sources
+from proxy_runtime.home import ergo_home
 
 __all__ = ["Build", "BuildError", "by_id", "ensure", "list_builds", "load", "prune"]
 
@@ -184,11 +185,7 @@ def prune(keep: Iterable[str]) -> tuple[str, ...]:
 
 
 def _builds() -> Path:
-    return _home() / "builds"
-
-
-def _home() -> Path:
-    return Path(os.environ.get("ERGO_HOME") or Path.home() / ".local/state/ergosphere")
+    return ergo_home() / "builds"
 
 
 def _description(root: Path) -> dict[str, str]:
@@ -225,7 +222,7 @@ def _make(
             compiler,
             root=sources.root,
             includes=stubs,
-            cache=_home() / "cache" / "objects",
+            cache=ergo_home() / "cache" / "objects",
             jobs=_JOBS,
             strict=bool(os.environ.get("ERGO_BUILD_STRICT")),
             report=progress,

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from proxy_runtime.errors import ErgoError
+from proxy_runtime.home import ergo_home
 from proxy_runtime.process import proc
-from proxy_runtime.process.criu_binary import Criu, home, kernel_version, require_recent
+from proxy_runtime.process.criu_binary import Criu, kernel_version, require_recent
 from proxy_runtime.process.init_build import build_init
 from proxy_runtime.process.namespace import Overlay, hold_volume
 from proxy_runtime.process.self_test import self_test
@@ -48,7 +49,7 @@ class Check:
 def all_checks(python: str, usable_criu: Callable[[], Criu], init_binary: Path | str | None) -> list[Check]:
     """Every check, in the order in which one depends on the other."""
     with tempfile.TemporaryDirectory(prefix="ergo-doctor-") as scratch:
-        found = [privileges(), kernel(), compilers(), disk(home()), *interpreter(python)]
+        found = [privileges(), kernel(), compilers(), disk(ergo_home()), *interpreter(python)]
         try:
             binary = Path(init_binary) if init_binary is not None else build_init(Path(scratch) / "init")
         except ErgoError as error:
@@ -110,8 +111,8 @@ def interpreter(python: str) -> list[Check]:
 
 def overlayfs(init_binary: Path) -> Check:
     """An overlay mount under ERGO_HOME, where the upper directories of jobs will be."""
-    home().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home(), prefix=".doctor-") as scratch:
+    ergo_home().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ergo_home(), prefix=".doctor-") as scratch:
         parts = [Path(scratch) / name for name in ("lower", "upper", "work", "merged")]
         for part in parts:
             part.mkdir()
@@ -121,7 +122,7 @@ def overlayfs(init_binary: Path) -> Check:
         except ErgoError as error:
             remedy = "Load the kernel's overlay module; ERGO_HOME must not itself lie on an overlay or on NFS."
             return Check("overlayfs", False, error.message, remedy)
-    return Check("overlayfs", True, f"works in {home()}")
+    return Check("overlayfs", True, f"works in {ergo_home()}")
 
 
 def criu_checks(usable_criu: Callable[[], Criu], init_binary: Path) -> list[Check]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import subprocess
@@ -37,11 +36,6 @@ class Criu:
     def version_text(self) -> str:
         """The version as text."""
         return ".".join(str(part) for part in self.version)
-
-
-def home() -> Path:
-    """`$ERGO_HOME`, by default ~/.local/state/ergosphere."""
-    return Path(os.environ.get("ERGO_HOME") or "~/.local/state/ergosphere").expanduser().absolute()
 
 
 def probe(path: Path, prefix: Path | None = None) -> Criu | None:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from proxy_runtime.errors import ErgoError
+from proxy_runtime.home import ergo_home
 from proxy_runtime.process import checks as _checks
 from proxy_runtime.process import debian
 from proxy_runtime.process.checks import Check
-from proxy_runtime.process.criu_binary import Criu, home, needed_version, probe, require_recent
+from proxy_runtime.process.criu_binary import Criu, needed_version, probe, require_recent
 from proxy_runtime.process.criu_errors import CriuError
 from proxy_runtime.process.self_test import self_test
 
@@ -52,18 +53,21 @@ def find(progress: Progress = lambda _: None, *, install: bool = True) -> Criu:
         require_recent(criu)
         return criu
     own = shutil.which("criu", path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin")
-    for path, prefix in ((Path(own).absolute() if own else None, None), (home() / "criu" / "criu", home() / "criu")):
+    for path, prefix in (
+        (Path(own).absolute() if own else None, None),
+        (ergo_home() / "criu" / "criu", ergo_home() / "criu"),
+    ):
         criu = probe(path, prefix) if path else None
         if criu is not None and criu.version >= needed_version():
             return criu
     if not install:
         raise CriuError("no usable CRIU is installed.", code="criu.not-found",
                         remedy="`ergo run` unpacks one for itself; or install CRIU 4.2 or later.")  # fmt: skip
-    with _alone(home() / "criu.lock"):
-        criu = probe(home() / "criu" / "criu", home() / "criu")  # another process may just have made it
+    with _alone(ergo_home() / "criu.lock"):
+        criu = probe(ergo_home() / "criu" / "criu", ergo_home() / "criu")  # another process may just have made it
         if criu is not None and criu.version >= needed_version():
             return criu
-        return install_private(home() / "criu", progress)
+        return install_private(ergo_home() / "criu", progress)
 
 
 def checks(python: str = sys.executable, init_binary: Path | str | None = None) -> list[Check]:

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from proxy_runtime.home import ergo_home
 from proxy_runtime.process.criu import dump, restore
-from proxy_runtime.process.criu_binary import Criu, home
+from proxy_runtime.process.criu_binary import Criu
 from proxy_runtime.process.criu_errors import CriuError
 from proxy_runtime.process.init_build import build_init
 from proxy_runtime.process.inspect import mapped_memfd
@@ -50,7 +51,7 @@ def self_test(criu: Criu, init_binary: Path | str | None = None, *, cached: bool
         CriuError: why it cannot be used here.
         ContainerError: no container can be made here.
     """
-    memory = home() / "criu-self-test.json"
+    memory = ergo_home() / "criu-self-test.json"
     key = f"{_digest(criu)} {platform.release()} {platform.version()}"
     if cached and key in _remembered(memory):
         return

@@ -10,8 +10,9 @@ import orjson
 
 from proxy_runtime.checkpoint.merge import merge_back
 from proxy_runtime.errors import ErgoError
+from proxy_runtime.home import ergo_home
 from proxy_runtime.shim.client import running_jobs
-from proxy_runtime.shim.layout import RunLayout, ergo_home
+from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.spec import RunError, RunSpec
 
 

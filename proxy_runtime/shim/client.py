@@ -14,8 +14,9 @@ from typing import Any
 
 import orjson
 
+from proxy_runtime.home import ergo_home
 from proxy_runtime.shim import frames
-from proxy_runtime.shim.layout import RunLayout, ergo_home
+from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.spec import CutReport, CutRequest, RunError, RunSpec
 
 START_DEADLINE_S = 30.0

@@ -24,7 +24,7 @@ from proxy_runtime.process import criu, inspect
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.process.namespace import Container, ContainerSpec, Overlay, Volume, hold_volume, launch
 from proxy_runtime.shim.layout import EpochLayout
-from proxy_runtime.shim.spec import RankExit, RunSpec
+from proxy_runtime.shim.spec import RankExit, RunSpec, contiguous_placement
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class Generation:
 
     @classmethod
     def prepare(cls, spec: RunSpec, epoch: int, layout: EpochLayout, build: Build, devices: int) -> Generation:
-        placement = tuple(rank * devices // spec.world_size for rank in range(spec.world_size))
+        placement = contiguous_placement(spec.world_size, devices)
         generation = cls(spec, epoch, layout, build, devices, placement)
         generation.ranks = [Rank(rank) for rank in range(spec.world_size)]
         return generation
@@ -166,15 +166,12 @@ class Generation:
     def living(self) -> list[Rank]:
         return [rank for rank in self.ranks if rank.alive]
 
-    def poll_exits(self) -> list[RankExit]:
-        """Ranks that have ended since the last call."""
-        ended: list[RankExit] = []
+    def poll_exits(self) -> None:
+        """Notes which ranks have ended."""
         for rank in self.living():
             status = rank.container.poll() if rank.container else None
             if status is not None:
                 rank.exit = RankExit(rank.rank, status.code, status.signal)
-                ended.append(rank.exit)
-        return ended
 
     def dead_proxy(self) -> int | None:
         """Index of a proxy that has died, or None."""

@@ -6,14 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from proxy_runtime.home import ergo_home
+
 # Inside a rank's mount namespace the private directory of its job is always here, whatever node it is on:
 # the path is in its process image. Short, because UNIX socket paths end at 107 bytes.
 PRIVATE_ROOT = "/run/ergo"
-
-
-def ergo_home() -> Path:
-    """Root of everything that Ergosphere keeps on a machine (`ERGO_HOME`)."""
-    return Path(os.environ.get("ERGO_HOME") or Path.home() / ".local" / "state" / "ergosphere")
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,11 +62,6 @@ class RunSpec:
             )
 
     @property
-    def placement(self) -> tuple[int, ...]:
-        """Device index of every rank: contiguous groups, so that each forms whole subtrees of a reduction."""
-        return tuple(rank * self.devices // self.world_size for rank in range(self.world_size))
-
-    @property
     def lower(self) -> str:
         """The directory under the job's overlay."""
         return self.base_dir or self.cwd
@@ -77,6 +72,11 @@ class RunSpec:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RunSpec:
         return cls(**{**data, "argv": tuple(data["argv"])})
+
+
+def contiguous_placement(world_size: int, devices: int) -> tuple[int, ...]:
+    """Device index of every rank: contiguous groups, so that each forms whole subtrees of a reduction."""
+    return tuple(rank * devices // world_size for rank in range(world_size))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy_runtime import build
-from proxy_runtime.shim.layout import ergo_home
+from proxy_runtime.home import ergo_home
 from tests.end_to_end import harness
 
 
