@@ -13,12 +13,12 @@ commit is followed by `barrier` resume, and the job runs on where it is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Protocol
 
 from model.errors import ModelError
-from model.ids import CheckpointId, Epoch, JobId, NodeId, Step
+from model.ids import CheckpointId, Epoch, JobId, NodeId, Step, TenantId
 from model.job_spec import JobSpec
 from model.manifest import PartRef, RankParts, RankState
 from model.placement import Placement, check_placement
@@ -150,6 +150,8 @@ class BarrierInput(Shape):
         phase: ``stop`` holds every queue at a message boundary and counts; ``finish`` completes the collectives up to
             `targets`; ``resume`` calls the cut off, at any time, or ends it.
         at_step: the step at whose end the ranks should stand; None for where they are.
+        prefer_step_s: without `at_step`, how many seconds the end of the step that each rank is in is waited for;
+            then the ranks are stopped where they are.
         targets: for ``finish``, over all nodes of the job.
         deadline_s: seconds; after it the call fails and the job runs on.
     """
@@ -161,6 +163,7 @@ class BarrierInput(Shape):
     deadline_s: float
     at_step: Step | None = None
     targets: tuple[CollectiveTarget, ...] = ()
+    prefer_step_s: float = 0.0
 
     def __post_init__(self) -> None:
         _check_positive("deadline_s", self.deadline_s)
@@ -181,11 +184,15 @@ class BarrierResult(Shape):
 
     reached: bool
     ranks: tuple[RankState, ...]
+    timings_ms: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
 class NodeParts(Shape):
-    """What one node has written of a checkpoint; the volume is written by the node of rank 0."""
+    """What one node has written of a checkpoint; `volume` is the job directory as this node has it.
+
+    A commit joins the volumes of all nodes: what a node has changed since the epoch began goes into the whole.
+    """
 
     node: NodeId
     ranks: tuple[RankParts, ...]
@@ -199,7 +206,8 @@ class CheckpointInput(Shape):
 
     Attributes:
         kind: ``live`` runs on while the rest is written; ``suspend`` keeps processes frozen and device state in host
-            memory, for a fast resume on the same node; ``full`` writes everything, so that the job can move anywhere.
+            memory, for a fast resume on the same node; ``full`` writes everything, so that the job can move anywhere,
+            and leaves it stopped; ``final`` writes the volume of a job whose ranks have ended (no cut: 0).
         commit: None to write; the parts of all nodes to write the manifest and move the job's ``HEAD`` to it. The
             commit is conditional on the epoch.
         parent: the checkpoint that this one continues.
@@ -208,7 +216,7 @@ class CheckpointInput(Shape):
     job: JobId
     epoch: Epoch
     cut: int
-    kind: Literal["live", "suspend", "full"]
+    kind: Literal["live", "suspend", "full", "final"]
     deadline_s: float
     commit: tuple[NodeParts, ...] | None = None
     parent: CheckpointId | None = None
@@ -218,7 +226,7 @@ class CheckpointInput(Shape):
         if self.commit is None:
             return
         ranks = sorted(state.rank for parts in self.commit for state in parts.states)
-        if not ranks or ranks != list(range(len(ranks))):
+        if self.kind != "final" and (not ranks or ranks != list(range(len(ranks)))):
             raise ModelError(
                 "A commit needs the parts of every rank, each once.",
                 code="model.commit",
@@ -241,6 +249,7 @@ class CheckpointResult(Shape):
     checkpoint: CheckpointId | None = None
     stored_bytes: int = 0
     total_bytes: int = 0
+    timings_ms: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +259,8 @@ class TransferInput(Shape):
     Attributes:
         sources: where to ask, in this order: ids of nodes, or ``store`` for the object store.
         ahead: the job still runs at the source and a later checkpoint will follow (pre-copy).
+        tenant: whose chunks they are.
+        ranks: whose parts are needed here; empty for all.
     """
 
     job: JobId
@@ -258,6 +269,8 @@ class TransferInput(Shape):
     sources: tuple[NodeId | Literal["store"], ...]
     deadline_s: float
     ahead: bool = False
+    tenant: TenantId = TenantId("default")
+    ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_positive("deadline_s", self.deadline_s)
@@ -269,6 +282,7 @@ class TransferResult(Shape):
 
     chunks: int
     bytes: int
+    timings_ms: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +307,7 @@ class RestoreResult(Shape):
     """Where the restored ranks stand, counted again after the load."""
 
     ranks: tuple[RankState, ...]
+    timings_ms: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
