@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
@@ -179,7 +179,7 @@ class TransitionView(Shape):
     reason: str
     epoch: Epoch
     devices: tuple[DeviceId, ...] = ()
-    step: Step = Step(0)
+    step: Step = field(default_factory=lambda: Step(0))
     down_ms: float | None = None
     parts_ms: dict[str, float] | None = None
 

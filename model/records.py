@@ -1,6 +1,6 @@
 """Records v1: the small facts of a fleet that several processes write, each by compare-and-swap in the fleet's store.
 
-They outlive every workflow and every process: a job's ``HEAD`` (which epoch counts, which checkpoint is the newest), and
+They outlive every workflow and process: a job's ``HEAD`` (which epoch counts, which checkpoint is the newest), and
 what each node says of itself (devices, address, lease). `proxy_runtime.storage` reads and writes them.
 """
 

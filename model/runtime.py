@@ -269,7 +269,7 @@ class TransferInput(Shape):
     sources: tuple[NodeId | Literal["store"], ...]
     deadline_s: float
     ahead: bool = False
-    tenant: TenantId = TenantId("default")
+    tenant: TenantId = field(default_factory=lambda: TenantId("default"))
     ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
