@@ -15,7 +15,7 @@ from proxy_runtime.checkpoint.gc import Collected
 from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.reader import CheckpointReader, Verified
 from proxy_runtime.checkpoint.store import CheckpointSummary, Store, open_checkpoint
-from proxy_runtime.checkpoint.writer import CheckpointWriter
+from proxy_runtime.checkpoint.writer import CheckpointWriter, WrittenParts
 
 __all__ = [
     "CheckpointError",
@@ -27,5 +27,6 @@ __all__ = [
     "Part",
     "Store",
     "Verified",
+    "WrittenParts",
     "open_checkpoint",
 ]

@@ -55,6 +55,10 @@ class Files:
         finally:
             os.close(fd)
 
+    def touch(self, path: Path) -> None:
+        """Sets a file's time to now."""
+        os.utime(path)
+
     def unlink(self, path: Path) -> None:
         """Removes a file; one that is gone is fine."""
         path.unlink(missing_ok=True)

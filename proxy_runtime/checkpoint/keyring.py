@@ -34,9 +34,9 @@ def load(path: Path) -> dict[str, bytes]:
     return keys
 
 
-def add(path: Path, keys: dict[str, bytes], tenant: str, files: Files) -> dict[str, bytes]:
-    """Gives a tenant a fresh random key and writes the keyring."""
-    keys = {**keys, tenant: secrets.token_bytes(merkle.HASH_BYTES)}
+def add(path: Path, keys: dict[str, bytes], tenant: str, files: Files, *, key: bytes | None = None) -> dict[str, bytes]:
+    """Gives a tenant a key, a fresh random one where none is given, and writes the keyring."""
+    keys = {**keys, tenant: key or secrets.token_bytes(merkle.HASH_BYTES)}
     tenants = {str(name): key.hex() for name, key in keys.items()}
     documents.write(path, {"format": FORMAT, "version": VERSION, "tenants": tenants}, files)
     return keys

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from model.errors import ModelError
 from model.ids import CheckpointId, Epoch, JobId, TenantId
-from model.manifest import Manifest
+from model.manifest import Manifest, ManifestHeader, PartRef
 from proxy_runtime.checkpoint import documents, gc, keyring, locks
 from proxy_runtime.checkpoint.chunkindex import ChunkIndex
 from proxy_runtime.checkpoint.chunkwriter import Compression
@@ -19,6 +19,7 @@ from proxy_runtime.checkpoint.errors import (
     UNSUPPORTED,
     WRONG_KEY,
     CheckpointError,
+    damaged,
     from_os_error,
     missing,
     no_space,
@@ -27,8 +28,9 @@ from proxy_runtime.checkpoint.export import export
 from proxy_runtime.checkpoint.files import Files, free_bytes
 from proxy_runtime.checkpoint.layout import Layout
 from proxy_runtime.checkpoint.merkle import Hasher
+from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.reader import CheckpointReader
-from proxy_runtime.checkpoint.writer import CheckpointWriter, check_epoch
+from proxy_runtime.checkpoint.writer import CheckpointWriter, WrittenParts, check_epoch, seal_manifest
 
 FORMAT = "ergosphere/store"
 VERSION = 1
@@ -73,6 +75,7 @@ class Store:
         create: bool = True,
         compression: Compression = "none",
         files: Files | None = None,
+        key: bytes | None = None,
     ) -> Self:
         """Opens a store.
 
@@ -82,6 +85,8 @@ class Store:
             create: make what is missing: the store in a missing or empty directory, the tenant in its keyring.
             compression: of chunks written from now on; see :mod:`~proxy_runtime.checkpoint.chunkwriter`.
             files: how the file system is changed.
+            key: the tenant's, 32 bytes, where it comes from outside: nodes of a fleet use one, so that ids of chunks
+                are equal on all of them. A store that has another one is refused.
 
         Raises:
             CheckpointError: ``path`` is something else, its keyring is missing or damaged, or its format newer.
@@ -102,7 +107,13 @@ class Store:
                 with locks.held(path / "lock", shared=False):
                     keys = keyring.load(path / keyring.NAME)
                     if name not in keys:
-                        keys = keyring.add(path / keyring.NAME, keys, name, files)
+                        keys = keyring.add(path / keyring.NAME, keys, name, files, key=key)
+            if key is not None and keys[name] != key:
+                raise CheckpointError(
+                    f"{path} was made with another key for tenant {name}.",
+                    code=WRONG_KEY,
+                    remedy="Use the secret of the fleet that it belongs to, or another directory.",
+                )
             hasher = Hasher(keys[name])
             layout = Layout(path, name, hasher, files, ChunkIndex(path / "tenants" / name / "packs", hasher))
             if create:
@@ -140,6 +151,52 @@ class Store:
         except BaseException:
             locks.release(lock)
             raise
+
+    def assemble(
+        self, job_id: str, epoch: int, header: ManifestHeader, parts: Sequence[WrittenParts]
+    ) -> CheckpointReader:
+        """Makes the manifest of a checkpoint from what several nodes have written, and stores it.
+
+        HEAD stays as it is: a job of several nodes has its head elsewhere. The chunks need not be here.
+
+        Args:
+            job_id: the job.
+            epoch: the epoch that takes the checkpoint.
+            header: of the whole job; its parent is taken as it is.
+            parts: each part once. A rank without any gets empty ones.
+
+        Raises:
+            CheckpointError: a part is there twice or of a rank that does not exist, or the disk is full.
+        """
+        refs: dict[Part, PartRef] = {}
+        for written in parts:
+            for part, ref in written.refs.items():
+                if part in refs or (part.rank is not None and part.rank >= header.world_size):
+                    what = "is there twice" if part in refs else f"is not of a job of {header.world_size} ranks"
+                    raise CheckpointError(f"A checkpoint of {job_id} cannot be made: {part} {what}.", code=UNSUPPORTED)
+                refs[part] = ref
+        packs = tuple(sorted({pack for written in parts for pack in written.packs}))
+        whole = WrittenParts(refs, packs, sum(written.stored_bytes for written in parts))
+        manifest = seal_manifest(self._layout, _job(job_id), Epoch(epoch), header, whole)
+        return self.adopt(manifest)
+
+    def adopt(self, manifest: Manifest) -> CheckpointReader:
+        """Stores a manifest that was made elsewhere with this tenant's key; HEAD stays as it is.
+
+        Raises:
+            CheckpointError: it is not what its root says, or the disk is full.
+        """
+        layout = self._layout
+        if manifest.key_id != layout.hasher.key_id or layout.hasher.root(manifest) != manifest.root:
+            raise damaged(f"the manifest of job {manifest.job}", f"of root {manifest.root}", "something else")
+        path = layout.manifest(manifest.job, manifest.root)
+        try:
+            with locks.held(layout.lock, shared=True):
+                layout.files.make_dir(path.parent)
+                documents.write(path, manifest.model_dump(mode="json"), layout.files)
+        except OSError as error:
+            raise from_os_error(error, "store a manifest", path=error.filename or path) from error
+        return CheckpointReader(layout, manifest)
 
     def read(self, ref: str | Path = "HEAD", job: str | None = None) -> CheckpointReader:
         """Finds a checkpoint and proves its manifest.

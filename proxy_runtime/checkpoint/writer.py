@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,6 +25,40 @@ from proxy_runtime.checkpoint.errors import UNSUPPORTED, CheckpointError, Fenced
 from proxy_runtime.checkpoint.layout import Layout
 from proxy_runtime.checkpoint.merkle import pack_refs
 from proxy_runtime.checkpoint.parts import Part, TreeBuilder, entry_of
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenParts:
+    """Parts that are durable in a store, of a checkpoint that nobody has committed yet.
+
+    Attributes:
+        refs: where their trees lie.
+        packs: ids of the packs that hold their chunks, old ones included, sorted.
+        stored_bytes: bytes of chunks added to the store.
+    """
+
+    refs: dict[Part, PartRef]
+    packs: tuple[str, ...]
+    stored_bytes: int
+
+    @property
+    def ranks(self) -> tuple[RankParts, ...]:
+        """The parts of ranks, in rank order."""
+        ranks = sorted({part.rank for part in self.refs if part.rank is not None})
+        return tuple(
+            RankParts(rank=r, process=self.refs.get(Part.process(r)), device=self.refs.get(Part.device(r)))
+            for r in ranks
+        )
+
+    @property
+    def volume(self) -> PartRef | None:
+        """The job directory, where it was added."""
+        return self.refs.get(Part.volume())
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that the parts refer to."""
+        return sum(ref.bytes for ref in self.refs.values())
 
 
 class CheckpointWriter:
@@ -127,6 +161,26 @@ class CheckpointWriter:
         self._close()
         return manifest.root
 
+    def finish_parts(self) -> WrittenParts:
+        """Makes the parts durable without a manifest: one node's share of a checkpoint of several.
+
+        They are not reachable from any manifest until :meth:`Store.assemble` makes one; until then their packs are
+        kept by their age (see :meth:`Store.gc`), which starts anew here, for old packs that are used again too.
+
+        Raises:
+            CheckpointError: the parts contradict themselves, or the disk is full or failing.
+        """
+        if self._failed or self._closed:
+            raise CheckpointError("This checkpoint failed or was ended before and cannot be finished.")
+        with self._guard("parts"):
+            refs = {part: self._put_tree(tree) for part, tree in self._trees.items()}
+            packs = self._chunks.finish()
+            for pack in packs:
+                self._layout.files.touch(self._layout.index.path(pack))
+            written = WrittenParts(refs, tuple(packs), self._chunks.stored_bytes)
+        self._close()
+        return written
+
     def abort(self) -> None:
         """Gives up; the store is as it was, but for garbage. Harmless after a commit."""
         if not self._closed:
@@ -193,22 +247,8 @@ class CheckpointWriter:
         strangers = sorted(str(p) for p in refs if p.rank is not None and not 0 <= p.rank < header.world_size)
         if strangers:
             raise ValueError(f"{strangers[0]} does not exist in a job of {header.world_size} ranks.")
-        manifest = Manifest(
-            tenant=self._layout.tenant,
-            job=self._job,
-            epoch=self._epoch,
-            key_id=self._layout.hasher.key_id,
-            header=header,
-            ranks=tuple(
-                RankParts(rank=r, process=refs.get(Part.process(r)), device=refs.get(Part.device(r)))
-                for r in range(header.world_size)
-            ),
-            volume=refs.get(Part.volume()),
-            root=CheckpointId("ck-" + "0" * 40),
-            packs=tuple(packs),
-            stored_bytes=self._chunks.stored_bytes,
-        )
-        return manifest.model_copy(update={"root": self._layout.hasher.root(manifest)})
+        written = WrittenParts(refs, tuple(packs), self._chunks.stored_bytes)
+        return seal_manifest(self._layout, self._job, self._epoch, header, written)
 
     def _publish(self, manifest: Manifest, head: Head | None) -> None:
         layout = self._layout
@@ -216,6 +256,24 @@ class CheckpointWriter:
         sequence = 1 if head is None else head.sequence + 1
         new = Head(job=self._job, epoch=self._epoch, checkpoint=manifest.root, sequence=sequence)
         documents.write(layout.job(self._job) / "HEAD", new.model_dump(mode="json"), layout.files)
+
+
+def seal_manifest(layout: Layout, job: JobId, epoch: Epoch, header: ManifestHeader, parts: WrittenParts) -> Manifest:
+    """The manifest of a checkpoint, named by its Merkle root. Ranks without parts get empty ones."""
+    present = {rank.rank: rank for rank in parts.ranks}
+    manifest = Manifest(
+        tenant=layout.tenant,
+        job=job,
+        epoch=epoch,
+        key_id=layout.hasher.key_id,
+        header=header,
+        ranks=tuple(present.get(r) or RankParts(rank=r) for r in range(header.world_size)),
+        volume=parts.volume,
+        root=CheckpointId("ck-" + "0" * 40),
+        packs=parts.packs,
+        stored_bytes=parts.stored_bytes,
+    )
+    return manifest.model_copy(update={"root": layout.hasher.root(manifest)})
 
 
 def check_epoch(layout: Layout, job: JobId, epoch: Epoch) -> Head | None:
