@@ -1,0 +1,46 @@
+"""Errors of a node's runtime: the codes of `model.runtime.RuntimeCode`, which callers tell apart, and one sentence."""
+
+from __future__ import annotations
+
+from model.ids import Epoch, JobId, NodeId
+from model.runtime import RuntimeCode
+from proxy_runtime.errors import ErgoError
+
+
+class NodeError(ErgoError):
+    """A node cannot do what it was asked for."""
+
+    code = "node"
+
+
+def fenced(job: JobId, epoch: Epoch, known: Epoch) -> NodeError:
+    """A higher epoch is known."""
+    return NodeError(
+        f"Epoch {epoch} of job {job} is out of date: epoch {known} counts.",
+        code=RuntimeCode.FENCED,
+        remedy="Nothing of it may go on; the job is where the higher epoch is.",
+    )
+
+
+def unknown(job: JobId, epoch: Epoch, node: NodeId) -> NodeError:
+    """Nothing of this job and epoch is here."""
+    return NodeError(
+        f"Node {node} has nothing of job {job} in epoch {epoch}.",
+        code=RuntimeCode.UNKNOWN,
+        remedy="Go back to its newest checkpoint.",
+    )
+
+
+def unsuitable(message: str, remedy: str) -> NodeError:
+    """This node cannot run or restore the job; another one may."""
+    return NodeError(message, code=RuntimeCode.UNSUITABLE, remedy=remedy)
+
+
+def deadline(message: str, remedy: str = "The job runs on as before; try again.") -> NodeError:
+    """Time ran out."""
+    return NodeError(message, code=RuntimeCode.DEADLINE, remedy=remedy)
+
+
+def damaged(message: str) -> NodeError:
+    """A checkpoint cannot be read as it was written."""
+    return NodeError(message, code=RuntimeCode.DAMAGED, remedy="Go back to an earlier checkpoint.")
