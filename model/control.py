@@ -90,6 +90,8 @@ class Directive(Shape):
         state_digest: hash of the state it decided on.
         device_of_rank: for each logical rank an index into `devices`.
         request: the request that this answers.
+        generation: with `notice`, the newest notice of the job when this was decided. A job that has sent a later one
+            ignores ``place``: the scheduler decides anew on that later notice, and may have given the devices away.
     """
 
     decision: str
@@ -101,6 +103,8 @@ class Directive(Shape):
     device_of_rank: tuple[int, ...] = ()
     nodes: tuple[NodeId, ...] = ()
     request: str = ""
+    generation: Generation = field(default_factory=lambda: Generation(0))
+    notice: int = 0
 
     def __post_init__(self) -> None:
         if bool(self.devices) != (self.action in ("place", "migrate")):
@@ -152,6 +156,41 @@ class InboxBatch(Shape):
     jobs: tuple[JobNotice, ...] = ()
     nodes: tuple[NodeNotice, ...] = ()
     closed: tuple[JobClosed, ...] = ()
+
+
+TELL_AGAIN = "notify"
+"""`Directive.request` of a ``wait`` by which the scheduler asks a job for its notice, under a new number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInput(Shape):
+    """Input of a cluster's scheduling workflow. Only `cluster` is given to the first run; a run hands on the rest.
+
+    Attributes:
+        digest: of the newest snapshot; empty before the first: `decide` then looks for one of an earlier workflow.
+        inbox: what has come in and is not in the snapshot.
+        undelivered: decided, and not yet told.
+        wake_at: when to look again, at the latest; None for at once.
+    """
+
+    cluster: str
+    digest: str = ""
+    tick: int = 0
+    inbox: tuple[InboxBatch, ...] = ()
+    undelivered: tuple[AddressedDirective, ...] = ()
+    wake_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView(Shape):
+    """Answer of the query ``show`` of a cluster's scheduling workflow; the snapshot `digest` holds the rest."""
+
+    cluster: str
+    digest: str
+    tick: int
+    waiting_batches: int
+    undelivered: int
+    summary: str
 
 
 # -- what people see of a job ----------------------------------------------------------------------------------
