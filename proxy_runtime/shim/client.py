@@ -28,7 +28,7 @@ class ShimClient:
     def __init__(self, layout: RunLayout) -> None:
         self.layout = layout
         self._lock = threading.Lock()
-        self._connection = _connect(layout)
+        self._connection = connect(layout)
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -39,34 +39,10 @@ class ShimClient:
             RunError: the shim ended at once; its log is quoted.
         """
         layout = RunLayout.of(spec.job_id)
-        layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        layout.spec.write_bytes(orjson.dumps({"spec": spec.to_json(), "build": str(build_root), "owner": os.getpid()}))
-        with open(layout.shim_log, "ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "proxy_runtime.shim", str(layout.root)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                cwd="/",
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-            )
-        limit = time.monotonic() + START_DEADLINE_S
-        try:
-            while True:
-                try:
-                    client = cls(layout)
-                    client._process = process
-                    return client
-                except (FileNotFoundError, ConnectionRefusedError):
-                    if process.poll() is not None:
-                        raise RunError(_last_words(layout), code="run.shim-failed") from None
-                    if time.monotonic() > limit:
-                        raise RunError("the shim did not answer in time.", code="run.deadline") from None
-                    time.sleep(0.01)
-        except BaseException:
-            process.kill()
-            raise
+        process = spawn(layout, spec, build_root)
+        client = cls(layout)
+        client._process = process
+        return client
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Raises RunError with the shim's own code and sentence, or `run.shim-gone`."""
@@ -106,7 +82,7 @@ class ShimClient:
 
     def events(self) -> Iterator[dict[str, Any]]:
         """All events of the job, from its start to `ended`, on a connection of its own."""
-        with _connect(self.layout) as connection:
+        with connect(self.layout) as connection:
             frames.send(connection, {"op": "watch"})
             while True:
                 try:
@@ -147,20 +123,64 @@ class ShimClient:
                 raise RunError("the shim of the ended job does not end.", code="run.deadline") from None
 
 
+def spawn(layout: RunLayout, spec: RunSpec, build_root: Path, **more: str) -> subprocess.Popen[bytes]:
+    """Starts a shim in a session of its own and waits until it answers.
+
+    Args:
+        layout: its run directory, made if need be.
+        spec: the job.
+        build_root: `Build.root` of the build to run with.
+        more: for its `run.json`.
+
+    Raises:
+        RunError: the shim ended at once (its log is quoted), or did not answer in time.
+    """
+    layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    owner = {"spec": spec.to_json(), "build": str(build_root), "owner": os.getpid(), **more}
+    layout.spec.write_bytes(orjson.dumps(owner))
+    with open(layout.shim_log, "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "proxy_runtime.shim", str(layout.root)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+    limit = time.monotonic() + START_DEADLINE_S
+    try:
+        while True:
+            try:
+                connect(layout).close()
+                return process
+            except (FileNotFoundError, ConnectionRefusedError):
+                if process.poll() is not None:
+                    raise RunError(_last_words(layout), code="run.shim-failed") from None
+                if time.monotonic() > limit:
+                    raise RunError("the shim did not answer in time.", code="run.deadline") from None
+                time.sleep(0.01)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+
+
 def running_jobs() -> list[RunLayout]:
     """Run directories on this machine whose shim answers."""
     found: list[RunLayout] = []
     for path in sorted((ergo_home() / "runs").glob("*/shim.sock")):
         layout = RunLayout(path.parent, path.parent.name)
         try:
-            _connect(layout).close()
+            connect(layout).close()
         except OSError:
             continue
         found.append(layout)
     return found
 
 
-def _connect(layout: RunLayout) -> socket.socket:
+def connect(layout: RunLayout) -> socket.socket:
+    """A connection to the shim. Raises OSError when there is none."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     directory = os.open(layout.root, os.O_PATH | os.O_DIRECTORY)
     try:  # the path may be longer than a socket address takes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,7 +87,21 @@ class RunLayout:
 
     @classmethod
     def of(cls, job_id: str) -> RunLayout:
+        """Of a job that `ergo run` has started."""
         return cls(ergo_home() / "runs" / job_id, job_id)
+
+    @classmethod
+    def of_part(cls, runs_dir: Path, job_id: str, epoch: int) -> RunLayout:
+        """Of a part of a job of a fleet, in one epoch."""
+        return cls(runs_dir / f"{job_id}-e{epoch}", job_id)
+
+    @classmethod
+    def parts_in(cls, runs_dir: Path) -> Iterator[tuple[RunLayout, int]]:
+        """All parts of a node that have a run directory, with their epochs; their shims may be gone."""
+        for path in sorted(runs_dir.glob("*-e*/run.json")):
+            job_id, _, epoch = path.parent.name.rpartition("-e")
+            if epoch.isdecimal():
+                yield cls(path.parent, job_id), int(epoch)
 
     def epoch(self, epoch: int) -> EpochLayout:
         return EpochLayout(self.root / f"e{epoch}", self.job_id)
@@ -123,3 +138,13 @@ class RunLayout:
     @property
     def spec(self) -> Path:
         return self.root / "run.json"
+
+    @property
+    def result(self) -> Path:
+        """How it ended, once it has."""
+        return self.root / "result.json"
+
+    @property
+    def events(self) -> Path:
+        """What has happened to a part, one JSON object a line."""
+        return self.root / "events.jsonl"

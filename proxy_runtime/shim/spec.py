@@ -17,8 +17,32 @@ class RunError(ErgoError):
 
 
 @dataclass(frozen=True, slots=True)
+class NodePart:
+    """Which part of a job of a fleet is on this node, in one epoch.
+
+    Attributes:
+        node: this node, as ``name@incarnation``.
+        epoch: the placement generation, from 1.
+        device_of_rank: for each rank of the job, the global index of its device.
+        local_devices: which of the devices are here.
+        tenant: whose share of the node's store is used.
+    """
+
+    node: str
+    epoch: int
+    device_of_rank: tuple[int, ...]
+    local_devices: tuple[int, ...]
+    tenant: str
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> NodePart:
+        lists = {name: tuple(data[name]) for name in ("device_of_rank", "local_devices")}
+        return cls(**{**data, **lists})
+
+
+@dataclass(frozen=True, slots=True)
 class RunSpec:
-    """One job on one node, as `ergo run` starts it.
+    """One job on one node as `ergo run` starts it, or a node's part of a job of a fleet.
 
     Attributes:
         job_id: letters, digits and dashes; names the run directory.
@@ -26,7 +50,7 @@ class RunSpec:
         cwd: the job directory: absolute, seen by the ranks at this very path.
         env: the environment of the ranks before ours is added.
         world_size: number of ranks, constant for life.
-        devices: number of device proxies (the width), 1 to `world_size`.
+        devices: number of devices of the whole job (the width), 1 to `world_size`.
         device_kind: torch device type that the proxies execute on.
         threads: threads per device proxy, constant for life (bits depend on it).
         network: `host` or `private`.
@@ -34,6 +58,7 @@ class RunSpec:
         checkpoint_dir: store of the job's checkpoints.
         linger: keep running when the client that started the job is gone.
         base_dir: where the job directory's own files are on this machine; `cwd` unless restored elsewhere.
+        part: of a job of a fleet; None where the whole job is here.
     """
 
     job_id: str
@@ -49,6 +74,7 @@ class RunSpec:
     transport: str = "shm"
     linger: bool = False
     base_dir: str = ""
+    part: NodePart | None = None
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -60,6 +86,15 @@ class RunSpec:
                 code="run.bad-spec",
                 remedy="Lower --devices or raise --nproc.",
             )
+        if self.part is not None:
+            placed, local = self.part.device_of_rank, self.part.local_devices
+            if len(placed) != self.world_size or set(placed) != set(range(self.devices)):
+                raise RunError(
+                    f"the placement {placed} does not put {self.world_size} ranks on {self.devices} devices.",
+                    code="run.bad-spec",
+                )
+            if not local or not set(local) <= set(placed):
+                raise RunError(f"devices {local} of this node are not in the placement.", code="run.bad-spec")
 
     @property
     def lower(self) -> str:
@@ -71,7 +106,8 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RunSpec:
-        return cls(**{**data, "argv": tuple(data["argv"])})
+        part = data.get("part")
+        return cls(**{**data, "argv": tuple(data["argv"]), "part": None if part is None else NodePart.from_json(part)})
 
 
 def contiguous_placement(world_size: int, devices: int) -> tuple[int, ...]:
