@@ -274,6 +274,87 @@ class JobView(Shape):
     unpublished_events: int = 0
 
 
+# -- people → job: inputs and answer of its updates, and how it ends ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptRequest(Shape):
+    """Update ``preempt``: take a checkpoint, give up the devices, and hold the job until ``resume``.
+
+    Attributes:
+        wait: answer when it is done, not when it is accepted.
+    """
+
+    wait: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequest(Shape):
+    """Update ``resume``: let a held job go on as soon as there are devices; with `wait`, answer when it runs."""
+
+    wait: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequest(Shape):
+    """Update ``checkpoint``: take one while the job runs on; with `wait`, answer when it is committed."""
+
+    wait: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MigrateRequest(Shape):
+    """Update ``migrate``: go on at the node named `to`. Answered when the scheduler agrees, with `wait` when it is done."""
+
+    to: str
+    wait: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeRequest(Shape):
+    """Update ``resize``: go on at the width `devices`."""
+
+    devices: int
+    wait: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest(Shape):
+    """Update ``cancel``: end the job for good; with `wait`, answer when none of its processes is left."""
+
+    wait: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationResult(Shape):
+    """Answer of an update: the phase at that moment, and a sentence for people."""
+
+    phase: JobPhase
+    message: str
+    checkpoint: CheckpointId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd(Shape):
+    """Result of a job's workflow. A failed one ends with an error of the type ``job.failed`` and this as its detail.
+
+    Attributes:
+        final: checkpoint of the job directory as it was at the end.
+    """
+
+    phase: JobPhase
+    reason: str
+    step: Step
+    exit_code: int | None = None
+    final: CheckpointId | None = None
+
+
 # -- control activities of a job -------------------------------------------------------------------------------
 
 
@@ -289,13 +370,21 @@ class OpenJobInput(Shape):
 
 @dataclass(frozen=True, slots=True)
 class OpenJobResult(Shape):
-    """The generation, and what the record says of the job: after a reset the workflow believes otherwise."""
+    """The generation, and what the record says of the job: after a reset the workflow believes otherwise.
+
+    Attributes:
+        cluster: whose scheduler places the job; the worker's setting.
+        search_attributes: those of `model.names.SearchAttribute` that the server knows; setting another one would
+            block the workflow.
+    """
 
     generation: Generation
     epoch: Epoch
     nodes: tuple[NodeId, ...]
     checkpoint: CheckpointId | None
     step: Step
+    cluster: str = "local"
+    search_attributes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
