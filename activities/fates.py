@@ -1,0 +1,51 @@
+"""What has become of a job's workflow, asked of Temporal from threads that have no event loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from model.ids import JobId
+
+_ANSWER_S = 5.0
+
+_CLOSED = {
+    WorkflowExecutionStatus.COMPLETED: "completed",
+    WorkflowExecutionStatus.FAILED: "failed",
+    WorkflowExecutionStatus.CANCELED: "cancelled",
+    WorkflowExecutionStatus.TERMINATED: "terminated",
+    WorkflowExecutionStatus.TIMED_OUT: "timed out",
+}
+
+
+class TemporalFates:
+    """Implements `activities.node.JobFates`. Made in the event loop that the client belongs to."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+
+    def closed(self, job: JobId) -> str | None:
+        """How the newest run of the job's workflow has closed; None while it goes on, or where nobody answers.
+
+        Continue-as-new and reset give the job a newer run, which goes on.
+        """
+        future = asyncio.run_coroutine_threadsafe(self.ask(job), self._loop)
+        try:
+            return future.result(_ANSWER_S * 2)
+        except TimeoutError:
+            future.cancel()
+            return None
+
+    async def ask(self, job: JobId) -> str | None:
+        """The same, in the client's event loop."""
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                description = await self._client.get_workflow_handle(job).describe()
+        except RPCError as error:
+            return "removed" if error.status is RPCStatusCode.NOT_FOUND else None
+        except TimeoutError:
+            return None
+        return _CLOSED.get(description.status) if description.status is not None else None
