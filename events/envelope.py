@@ -1,7 +1,7 @@
 """How an event travels: CloudEvents 1.0, as one JSON document or as a Kafka message.
 
 In Kafka's binary mode the attributes are headers (``ce_`` and their name, in UTF-8), the data is the message's value,
-and the key is the job, so that the events of a job keep their order.
+and the key is the subject (the job, the node), so that its events keep their order.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def to_kafka(event: Event) -> KafkaMessage:
     attributes = event.model_dump(mode="json", exclude={"data", "datacontenttype"})
     headers = [(_CONTENT_TYPE, event.datacontenttype.encode())]
     headers += [(_PREFIX + name, str(value).encode()) for name, value in attributes.items()]
-    headers.append((_PREFIX + _PARTITION_KEY, event.subject.encode()))
-    return KafkaMessage(event.topic, event.subject.encode(), event.data.model_dump_json().encode(), tuple(headers))
+    key = str(event.subject).encode()
+    headers.append((_PREFIX + _PARTITION_KEY, key))
+    return KafkaMessage(event.topic, key, event.data.model_dump_json().encode(), tuple(headers))
 
 
 def from_kafka(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Event:

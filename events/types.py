@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from model.errors import ModelError
-from model.ids import CheckpointId, DeviceId, Epoch, EventId, JobId, Step, TenantId
+from model.ids import CheckpointId, DeviceId, Epoch, EventId, JobId, NodeId, Step, TenantId
 from model.job_state import JobPhase, check_transition
 from model.placement import Placement
 
@@ -127,28 +127,85 @@ class DecisionData(_Shape):
         return self
 
 
-class BaseEvent(_Shape):
-    """The context of an event: CloudEvents 1.0 attributes. Subclasses add `type` and `data`.
+class DeviceReport(_Shape):
+    """One accelerator, as its node sees it.
 
     Attributes:
-        id: unique together with `source`; consumers deduplicate by it.
-        source: the cluster that tells it, as a URI reference such as ``/clusters/local``.
-        subject: the job.
+        busy: share of the last interval in which it computed, 0 to 1; None where nobody measures it.
+        memory_used_bytes: None where nobody measures it.
+    """
+
+    id: DeviceId
+    accelerator: str
+    busy: float | None = Field(default=None, ge=0, le=1)
+    memory_used_bytes: int | None = Field(default=None, ge=0)
+    memory_total_bytes: int | None = Field(default=None, ge=0)
+
+
+class JobReport(_Shape):
+    """A job's part on a node.
+
+    Attributes:
+        step: the lowest step of the node's ranks.
+        device_ms: device time delivered in this epoch, in milliseconds, over all devices of the node.
+    """
+
+    job: JobId
+    epoch: Epoch
+    step: Step
+    device_ms: int = Field(ge=0)
+    loss: float | None = None
+
+
+class HostReport(_Shape):
+    """The host of a node. `load_1m` is the kernel's load average over a minute; sizes in bytes."""
+
+    cores: int = Field(ge=1)
+    load_1m: float = Field(ge=0)
+    memory_total_bytes: int = Field(ge=0)
+    memory_available_bytes: int = Field(ge=0)
+    disk_free_bytes: int = Field(ge=0)
+
+
+class NodeReportedData(_Shape):
+    """How a node is doing. The latest report counts; a missing one is missed by nobody."""
+
+    node: NodeId
+    devices: tuple[DeviceReport, ...]
+    jobs: tuple[JobReport, ...]
+    host: HostReport
+
+
+class CloudEvent(_Shape):
+    """The context that every event has: CloudEvents 1.0 attributes. Subclasses add `id`, `subject`, `type` and `data`.
+
+    Attributes:
+        source: the cluster that tells it, as a URI reference such as ``/clusters/local``. `id` is unique within it.
         time: when it happened, in UTC.
-        tenant: the job's tenant (an extension attribute).
-        epoch: the job's epoch (an extension attribute); consumers drop what is lower than they have seen.
     """
 
     topic: ClassVar[Topic]
 
     specversion: Literal["1.0"] = "1.0"
-    id: EventId
     source: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[!-~]+$")]
-    subject: JobId
     time: Annotated[datetime, AfterValidator(_utc)]
+    datacontenttype: Literal["application/json"] = "application/json"
+
+
+class JobEvent(CloudEvent):
+    """The context of an event about one job.
+
+    Attributes:
+        id: consumers deduplicate by it.
+        subject: the job; events with the same one keep their order.
+        tenant: the job's tenant (an extension attribute).
+        epoch: the job's epoch (an extension attribute); consumers drop what is lower than they have seen.
+    """
+
+    id: EventId
+    subject: JobId
     tenant: TenantId
     epoch: Epoch
-    datacontenttype: Literal["application/json"] = "application/json"
 
     @model_validator(mode="after")
     def _of_one_job(self) -> Self:
@@ -161,7 +218,7 @@ class BaseEvent(_Shape):
         return self
 
 
-class JobPhaseChanged(BaseEvent):
+class JobPhaseChanged(JobEvent):
     """See `JobPhaseChangedData`."""
 
     topic = Topic.JOB_EVENTS
@@ -169,7 +226,7 @@ class JobPhaseChanged(BaseEvent):
     data: JobPhaseChangedData
 
 
-class CheckpointCommitted(BaseEvent):
+class CheckpointCommitted(JobEvent):
     """See `CheckpointCommittedData`."""
 
     topic = Topic.JOB_EVENTS
@@ -177,7 +234,7 @@ class CheckpointCommitted(BaseEvent):
     data: CheckpointCommittedData
 
 
-class DecisionMade(BaseEvent):
+class DecisionMade(JobEvent):
     """See `DecisionData`."""
 
     topic = Topic.DECISIONS
@@ -185,12 +242,43 @@ class DecisionMade(BaseEvent):
     data: DecisionData
 
 
-Event: TypeAlias = Annotated[JobPhaseChanged | CheckpointCommitted | DecisionMade, Field(discriminator="type")]
+class NodeReported(CloudEvent):
+    """See `NodeReportedData`.
+
+    Attributes:
+        id: ``node@incarnation/start/seq``: the agent's start, in milliseconds since 1970, and a number from 1 since.
+        subject: the node; reports with the same one keep their order.
+    """
+
+    topic = Topic.TELEMETRY
+    type: Literal["ergosphere.node.reported.v1"] = "ergosphere.node.reported.v1"
+    id: Annotated[str, Field(pattern=r"^[a-z0-9.-]+@[1-9][0-9]*/[0-9]+/[1-9][0-9]*$", max_length=320)]
+    subject: NodeId
+    data: NodeReportedData
+
+    @model_validator(mode="after")
+    def _of_one_node(self) -> Self:
+        if not (self.subject == self.data.node and self.id.startswith(f"{self.subject}/")):
+            raise ModelError(
+                f"Report {self.id} of {self.data.node} has the subject {self.subject}, which is another node.",
+                code="events.subject",
+                remedy="Use the same node in all three.",
+            )
+        return self
+
+
+AnyJobEvent: TypeAlias = JobPhaseChanged | CheckpointCommitted | DecisionMade
+"""Any event of v1 that is about one job."""
+
+Event: TypeAlias = Annotated[
+    JobPhaseChanged | CheckpointCommitted | DecisionMade | NodeReported, Field(discriminator="type")
+]
 """Any event of v1."""
 
 EVENT_TYPES: dict[str, type[Event]] = {
     "ergosphere.job.phase-changed.v1": JobPhaseChanged,
     "ergosphere.checkpoint.committed.v1": CheckpointCommitted,
     "ergosphere.decision.made.v1": DecisionMade,
+    "ergosphere.node.reported.v1": NodeReported,
 }
 """The class of each `type`."""

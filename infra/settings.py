@@ -187,12 +187,14 @@ class Settings(BaseSettings):
         """
         from temporalio.client import Client
 
+        from infra.converter import DATA_CONVERTER
+
         config = self.temporal_config()
         address = config.get("target_host", "")
         try:
             return await Client.connect(
                 **config,  # pyright: ignore[reportArgumentType]
-                data_converter=_data_converter(),
+                data_converter=DATA_CONVERTER,
                 runtime=_runtime(),
                 identity=identity or f"{os.getpid()}@ergosphere",
             )
@@ -249,12 +251,6 @@ class _FleetFileSource(PydanticBaseSettingsSource):
     def __call__(self) -> dict[str, Any]:
         found = FleetFile.read(Path(self.current_state.get("fleet_dir") or default_fleet_dir()))
         return {name: getattr(found, name) for name in _FROM_FILE} if found else {}
-
-
-def _data_converter() -> Any:
-    from temporalio.contrib.pydantic import pydantic_data_converter
-
-    return pydantic_data_converter
 
 
 @functools.cache
