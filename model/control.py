@@ -307,7 +307,7 @@ class CheckpointRequest(Shape):
 
 @dataclass(frozen=True, slots=True)
 class MigrateRequest(Shape):
-    """Update ``migrate``: go on at the node named `to`. Answered when the scheduler agrees, with `wait` when it is done."""
+    """Update ``migrate``: go on at the node named `to`; answered when the scheduler agrees, with `wait` when done."""
 
     to: str
     wait: bool = False
