@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from proxy_runtime.shim.spec import CutReport
+if TYPE_CHECKING:
+    from proxy_runtime.shim.spec import CutReport
 
 
 def _console(*, stderr: bool) -> Console:
     console = Console(stderr=stderr, highlight=False, soft_wrap=True)
     if not console.is_terminal:
-        console.width = 160  # nobody's screen: nothing is to be cut short
+        console.width = 1000  # nobody's screen: nothing is to be cut short, and a row is a line
     return console
 
 

@@ -10,7 +10,6 @@ import orjson
 import typer
 
 from cli.console import data
-from proxy_runtime.process import criu_setup
 
 
 def register(app: typer.Typer) -> None:
@@ -23,6 +22,8 @@ def doctor(
     python: Annotated[str, typer.Option(help="Interpreter of the ranks.")] = sys.executable,
 ) -> None:
     """Checks everything that `ergo run` needs; exit code 1 when something is missing."""
+    from proxy_runtime.process import criu_setup
+
     checks = criu_setup.checks(python=python)
     if as_json:
         sys.stdout.write(orjson.dumps([dataclasses.asdict(check) for check in checks]).decode() + "\n")

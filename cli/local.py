@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
@@ -11,8 +11,10 @@ from rich.table import Table
 
 from cli.console import cut_sentence, data, say
 from proxy_runtime.errors import ErgoError
-from proxy_runtime.shim.client import ShimClient, running_jobs
-from proxy_runtime.shim.spec import CutRequest, RunError
+
+if TYPE_CHECKING:
+    from proxy_runtime.shim.client import ShimClient
+    from proxy_runtime.shim.spec import CutRequest
 
 JobArgument = Annotated[
     str | None, typer.Argument(metavar="[JOB]", help="Job id; may be left out when only one is running.")
@@ -22,17 +24,21 @@ StepOption = Annotated[int | None, typer.Option("--at-step", help="Prefer the mo
 
 def register(app: typer.Typer) -> None:
     """Adds what this file defines to the command line."""
-    app.command("ps", short_help="Jobs of `ergo run` on this machine.")(ps)
-    app.command("cut", short_help="Cut a running job: checkpoint, end, restore.")(cut)
-    app.command("checkpoint", short_help="Checkpoint a running job; it goes on.")(checkpoint)
-    app.command("suspend", short_help="Checkpoint a running job and end it; `ergo run --restore` continues it.")(
+    local = typer.Typer(help="Jobs that `ergo run` has started on this machine, from another terminal.", no_args_is_help=True)
+    app.add_typer(local, name="local", short_help="Jobs of `ergo run` on this machine.")
+    local.command("ps", short_help="Jobs of `ergo run` on this machine.")(ps)
+    local.command("cut", short_help="Cut a running job: checkpoint, end, restore.")(cut)
+    local.command("checkpoint", short_help="Checkpoint a running job; it goes on.")(checkpoint)
+    local.command("suspend", short_help="Checkpoint a running job and end it; `ergo run --restore` continues it.")(
         suspend
     )
-    app.command("cancel", short_help="End a running job.")(cancel)
+    local.command("cancel", short_help="End a running job.")(cancel)
 
 
 def ps(as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False) -> None:
     """Lists the jobs that run on this machine under `ergo run`."""
+    from proxy_runtime.shim.client import ShimClient, running_jobs
+
     rows: list[dict[str, Any]] = []
     for layout in running_jobs():
         client = ShimClient(layout)
@@ -60,16 +66,22 @@ def cut(
     devices: Annotated[int | None, typer.Option(help="Continue on this many devices.", min=1)] = None,
 ) -> None:
     """Checkpoints JOB, ends all its processes and restores them from the checkpoint, as on another node."""
+    from proxy_runtime.shim.spec import CutRequest
+
     _cut(job, CutRequest(at_step=at_step, devices=devices))
 
 
 def checkpoint(job: JobArgument = None, at_step: StepOption = None) -> None:
     """Takes a checkpoint of JOB, which goes on meanwhile."""
+    from proxy_runtime.shim.spec import CutRequest
+
     _cut(job, CutRequest(move=False, at_step=at_step))
 
 
 def suspend(job: JobArgument = None, at_step: StepOption = None) -> None:
     """Checkpoints JOB and ends it."""
+    from proxy_runtime.shim.spec import CutRequest
+
     _cut(job, CutRequest(stop=True, at_step=at_step))
 
 
@@ -87,11 +99,14 @@ def _cut(job: str | None, request: CutRequest) -> None:
 
 
 def _client(job: str | None) -> ShimClient:
+    from proxy_runtime.shim.client import ShimClient, running_jobs
+    from proxy_runtime.shim.spec import RunError
+
     layouts = running_jobs()
     if job is not None:
         layouts = [layout for layout in layouts if layout.job_id == job]
         if not layouts:
-            raise RunError(f"no job {job} is running here.", code="run.no-job", remedy="`ergo ps` lists them.")
+            raise RunError(f"no job {job} is running here.", code="run.no-job", remedy="`ergo local ps` lists them.")
     if not layouts:
         raise RunError("no job is running here.", code="run.no-job", remedy="`ergo run` starts one.")
     if len(layouts) > 1:

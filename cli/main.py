@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -18,7 +19,6 @@ for _number in (signal.SIGINT, signal.SIGTERM):
 
 import typer  # noqa: E402  the handlers come first: importing takes most of a second
 
-from cli import doctor, local, run  # noqa: E402
 from model.errors import ModelError  # noqa: E402
 from proxy_runtime.errors import ErgoError  # noqa: E402
 
@@ -29,9 +29,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-run.register(app)
-local.register(app)
-doctor.register(app)
+# In the order of the help. Each imports what it needs of the runtime, or of the fleet, when it is called: a shell that
+# asks for help or a completion waits for none of it.
+for _name in (
+    "run",
+    "local",
+    "doctor",
+    "up",
+    "fleet.nodes",
+    "fleet.submit",
+    "fleet.ps",
+    "fleet.show",
+    "fleet.logs",
+    "fleet.control",
+    "fleet.download",
+    "events",
+):
+    if importlib.util.find_spec(f"cli.{_name}") is not None:
+        importlib.import_module(f"cli.{_name}").register(app)
 
 
 def main() -> None:

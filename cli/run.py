@@ -11,15 +11,17 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
 
 from cli.console import cut_sentence, cut_table, messages, say
 from proxy_runtime.errors import ErgoError
-from proxy_runtime.job import Job, JobOptions
-from proxy_runtime.shim.spec import CutRequest, RunError
+
+if TYPE_CHECKING:
+    from proxy_runtime.job import Job
+    from proxy_runtime.shim.spec import CutRequest
 
 _LEAD_S = 2.0
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -79,6 +81,8 @@ def run(
     all its processes, and restores them as another node would; the script does not notice, and every number
     stays the same, bit for bit. The job's exit code is the script's own.
     """
+    from proxy_runtime.job import Job, JobOptions
+
     if transport not in ("shm", "tcp"):
         raise typer.BadParameter(f"{transport!r} is neither shm nor tcp", param_hint="--transport")
     if network not in ("host", "private"):
@@ -226,6 +230,8 @@ class _Foreground:
     # ------------------------------------------------------------------ cuts
 
     def _cut_on_plan(self, job: Job, cut_at: list[int], interval: float | None, move: bool) -> None:
+        from proxy_runtime.shim.spec import CutRequest
+
         try:
             for step in cut_at:
                 if self._until_near(job, step):
@@ -288,6 +294,8 @@ class _Signals:
 
 
 def _command(command: list[str] | None, python: str, directory: Path | None) -> tuple[str, ...]:
+    from proxy_runtime.shim.spec import RunError
+
     if not command:
         raise typer.BadParameter("a script is needed", param_hint="SCRIPT")
     if command[0] == "-m":
@@ -305,6 +313,8 @@ def _command(command: list[str] | None, python: str, directory: Path | None) -> 
 
 
 def _interpreter(python: str) -> str:
+    from proxy_runtime.shim.spec import RunError
+
     found = shutil.which(python)
     if found is None:
         raise RunError(f"the interpreter {python} does not exist.", code="run.no-python")

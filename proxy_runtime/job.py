@@ -288,6 +288,6 @@ def _claim(layout: RunLayout) -> None:
         raise RunError(
             f"the job {layout.job_id} is running on this machine already.",
             code="run.already-running",
-            remedy=f"End it first (`ergo cancel {layout.job_id}`).",
+            remedy=f"End it first (`ergo local cancel {layout.job_id}`).",
         )
     shutil.rmtree(layout.root, ignore_errors=True)

@@ -167,8 +167,8 @@ BAD_INPUT = [
     (["run", "--restore", "/nonexistent", "EXISTING"], 2, "its own script"),
     (["run", "--checkpoint", "ck-1", "EXISTING"], 2, "only with --restore"),
     (["run", "--json-report", "/nonexistent/report", "EXISTING"], 2, "/nonexistent is not a directory"),
-    (["cut"], 1, "no job is running"),
-    (["cut", "run-00000000"], 1, "no job run-00000000"),
+    (["local", "cut"], 1, "no job is running"),
+    (["local", "cut", "run-00000000"], 1, "no job run-00000000"),
 ]
 
 

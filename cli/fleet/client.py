@@ -1,0 +1,290 @@
+"""What every fleet command reaches: the workflow engine, the fleet's store, its nodes; and its errors as sentences."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import signal
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import typer
+
+from model.names import JOB_TASK_QUEUE, JOB_WORKFLOW, Query, Update
+from proxy_runtime.errors import ErgoError
+
+if TYPE_CHECKING:
+    from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
+
+    from infra.settings import Settings
+    from model.control import JobView, OperationResult
+    from model.records import NodeRecord
+    from proxy_runtime.storage.fleet import FleetStore
+
+T = TypeVar("T")
+
+ANSWER_S = 3.0
+"""How long a query is waited for: a worker answers in milliseconds, or it is away."""
+ACCEPT_S = 20.0
+"""How long an update may take to be accepted: a worker that was just restarted replays its jobs first."""
+_SUGGESTIONS = 200
+
+
+class FleetError(ErgoError):
+    """Something about the fleet or a job of it, told to a person."""
+
+
+class NoAnswer(FleetError):
+    """The workflow exists, and no worker answers for it."""
+
+    code = "fleet.no-answer"
+
+
+class JobEnded(FleetError):
+    """The request came too late."""
+
+    code = "fleet.job-ended"
+
+
+class Fleet:
+    """A fleet as commands see it. Each part is opened when it is first asked for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._client: Client | None = None
+
+    @classmethod
+    def load(cls) -> Fleet:
+        """The fleet that the environment and `fleet.json` name."""
+        from infra.settings import Settings
+
+        return cls(Settings.load())
+
+    async def temporal(self) -> Client:
+        """The workflow engine's client."""
+        if self._client is None:
+            self._client = await self.settings.connect_temporal()
+        return self._client
+
+    @cached_property
+    def store(self) -> FleetStore:
+        """The fleet's store; its methods block."""
+        return self.settings.fleet_store()
+
+    async def nodes(self) -> list[NodeRecord]:
+        """The nodes that have neither left nor been given up."""
+        records = await asyncio.to_thread(lambda: self.store.nodes())
+        return sorted((record for record in records if not record.lost and not record.left), key=lambda r: r.node.name)
+
+    def ui(self, job: str | None = None) -> str:
+        """Where a browser shows the job's workflow; empty where nobody has said where the UI is."""
+        file = self.settings.fleet_file()
+        if file is None or not file.temporal_ui:
+            return ""
+        workflows = f"{file.temporal_ui.rstrip('/')}/namespaces/{file.temporal_namespace}/workflows"
+        return workflows if job is None else f"{workflows}/{job}"
+
+    async def served(self, task_queue: str = JOB_TASK_QUEUE) -> bool:
+        """Whether a worker polls a queue, or has in the last minutes; True where the server does not tell."""
+        from temporalio.api.enums.v1 import TaskQueueType
+        from temporalio.api.taskqueue.v1 import TaskQueue
+        from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+        from temporalio.service import RPCError
+
+        client = await self.temporal()
+        request = DescribeTaskQueueRequest(
+            namespace=client.namespace,
+            task_queue=TaskQueue(name=task_queue),
+            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+        )
+        try:
+            answer = await client.workflow_service.describe_task_queue(request, timeout=timedelta(seconds=ANSWER_S))
+        except RPCError:
+            return True
+        return bool(answer.pollers)
+
+    async def handle(self, job: str) -> WorkflowHandle[Any, Any]:
+        """The job's workflow; nothing is asked of the server yet."""
+        return (await self.temporal()).get_workflow_handle(job)
+
+    async def describe(self, job: str) -> WorkflowExecutionDescription:
+        """What the server itself knows of a job.
+
+        Raises:
+            FleetError: ``fleet.unknown-job``.
+        """
+        from temporalio.service import RPCError
+
+        try:
+            found = await (await self.handle(job)).describe(rpc_timeout=timedelta(seconds=ANSWER_S))
+        except RPCError as error:
+            await self._fail(job, error)
+        if found.workflow_type != JOB_WORKFLOW:
+            await self._unknown(job)
+        return found
+
+    async def view(self, job: str, *, answer_s: float = ANSWER_S) -> JobView:
+        """What the job's workflow says of itself.
+
+        Raises:
+            NoAnswer: no worker has answered within `answer_s` seconds.
+            FleetError: ``fleet.unknown-job``.
+        """
+        from model.control import JobView
+
+        return await self._query(job, Query.SHOW, JobView, answer_s)
+
+    async def explain(self, job: str) -> Any:
+        """Why the job is where it is, as its workflow tells it; errors as for `view`."""
+        return await self._query(job, Query.EXPLAIN, None, ANSWER_S)
+
+    async def ask(
+        self, job: str, update: Update, request: object, *, accept_s: float = ACCEPT_S
+    ) -> OperationResult:
+        """Asks something of a job and returns its answer: how long that takes is said in the request.
+
+        Args:
+            job: its id.
+            update: what is asked.
+            request: the update's one argument.
+            accept_s: seconds after which nobody is believed to be there.
+
+        Raises:
+            FleetError: ``fleet.refused`` with the job's own sentence, ``fleet.unknown-job``.
+            JobEnded: it has ended.
+            NoAnswer: no worker has taken the request; it may still do so later.
+        """
+        from temporalio.client import (
+            WorkflowUpdateFailedError,
+            WorkflowUpdateRPCTimeoutOrCancelledError,
+            WorkflowUpdateStage,
+        )
+        from temporalio.service import RPCError
+
+        from model.control import OperationResult
+
+        handle = await self.handle(job)
+        accepted = WorkflowUpdateStage.ACCEPTED
+        try:
+            asked = await asyncio.wait_for(
+                handle.start_update(update.value, request, wait_for_stage=accepted, result_type=OperationResult),
+                accept_s,
+            )
+            return await asked.result()
+        except WorkflowUpdateFailedError as error:
+            raise _refusal(error) from None
+        except (TimeoutError, WorkflowUpdateRPCTimeoutOrCancelledError):
+            raise _no_answer(job, "It may still do what was asked once a worker is back.") from None
+        except RPCError as error:
+            await self._fail(job, error)
+
+    async def job_ids(self, *, running: bool = False, limit: int = _SUGGESTIONS) -> list[str]:
+        """Ids of jobs, newest first."""
+        query = f"WorkflowType = '{JOB_WORKFLOW}'" + (" AND ExecutionStatus = 'Running'" if running else "")
+        client = await self.temporal()
+        return [found.id async for found in client.list_workflows(query, limit=limit, page_size=min(limit, 200))]
+
+    async def _query(self, job: str, query: Query, shape: Any, answer_s: float) -> Any:
+        from temporalio.client import WorkflowQueryFailedError, WorkflowQueryRejectedError
+        from temporalio.service import RPCError
+
+        limit = timedelta(seconds=answer_s)
+        handle = await self.handle(job)
+        try:
+            # The limit of the call alone is not enough: the client tries again what the server calls unavailable.
+            async with asyncio.timeout(answer_s + 0.5):
+                return await handle.query(query.value, result_type=shape, rpc_timeout=limit)
+        except TimeoutError:
+            raise _no_answer(job) from None
+        except RPCError as error:
+            await self._fail(job, error)
+        except (WorkflowQueryFailedError, WorkflowQueryRejectedError) as error:
+            # Nothing else is started under a job's id; but other workflows have ids too.
+            if (await self.describe(job)).workflow_type == JOB_WORKFLOW:
+                raise FleetError(
+                    f"Job {job} cannot be shown: {error}.",
+                    code="fleet.query",
+                    remedy="Its worker may be of another version; see the log of the job workers.",
+                ) from None
+            raise
+
+    async def _fail(self, job: str, error: Any) -> NoReturn:
+        """Turns an error of the server into a sentence."""
+        from temporalio.service import RPCStatusCode
+
+        text = str(error.message if hasattr(error, "message") else error)
+        match error.status:
+            case RPCStatusCode.NOT_FOUND if "already completed" in text:
+                raise JobEnded(
+                    f"Job {job} has ended already.", remedy=f"`ergo show {job}` tells how; `ergo ps -a` lists it."
+                ) from None
+            case RPCStatusCode.NOT_FOUND:
+                await self._unknown(job)
+            case RPCStatusCode.INVALID_ARGUMENT if "id" in text.lower():
+                await self._unknown(job)
+            case RPCStatusCode.DEADLINE_EXCEEDED | RPCStatusCode.CANCELLED | RPCStatusCode.FAILED_PRECONDITION:
+                raise _no_answer(job) from None
+            case _:
+                raise rpc_error(error) from None
+
+    async def _unknown(self, job: str) -> NoReturn:
+        from temporalio.service import RPCError
+
+        try:
+            known = await self.job_ids()
+        except RPCError:
+            known = []
+        guesses = difflib.get_close_matches(job, known, 1, cutoff=0.5) or [name for name in known if job in name][:1]
+        remedy = f"Did you mean {guesses[0]}?" if guesses else "`ergo ps -a` lists all jobs."
+        raise FleetError(f"There is no job {job}.", code="fleet.unknown-job", remedy=remedy) from None
+
+
+def call(main: Callable[[Fleet], Awaitable[T]]) -> T:
+    """Runs the asynchronous part of a command. Ctrl-C ends it in order, with exit code 130."""
+    from temporalio.service import RPCError
+
+    async def run() -> T:
+        return await main(Fleet.load())
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio cancels what runs, so that it can clean up
+    try:
+        return asyncio.run(run())
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except RPCError as error:
+        raise rpc_error(error) from None
+
+
+def rpc_error(error: Any) -> FleetError:
+    """What the server has said, as an error of ours."""
+    text = str(error.message).splitlines()[0][:300]
+    if "search attribute" in text.lower():
+        return FleetError(
+            f"The namespace of Temporal does not have our search attributes ({text}).",
+            code="fleet.search-attributes",
+            remedy="`ergo up` registers them for a local fleet; docs/cli.md says how for another.",
+        )
+    return FleetError(
+        f"Temporal does not do what it was asked: {text} ({error.status.name.lower()}).",
+        code="fleet.temporal",
+        remedy="See `ergo fleet`, and the log of the server.",
+    )
+
+
+def _no_answer(job: str, more: str = "") -> NoAnswer:
+    return NoAnswer(
+        f"No worker answers for job {job}.",
+        remedy=" ".join(filter(None, (more, "`ergo up` starts what is missing; the job itself is not affected."))),
+    )
+
+
+def _refusal(error: Any) -> ErgoError:
+    from temporalio.exceptions import ApplicationError
+
+    cause = error.cause
+    if not isinstance(cause, ApplicationError):
+        return FleetError(f"{cause or error}", code="fleet.refused")
+    text = str(cause.message)
+    return FleetError(text if text.endswith((".", "!", "?", "`")) else f"{text}.", code=cause.type or "fleet.refused")

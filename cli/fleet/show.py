@@ -1,0 +1,210 @@
+"""`ergo show` and `ergo explain`: one job, and why it is where it is."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from cli.console import data, say
+from cli.fleet.options import AnyJob, AsJson, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from cli.fleet.client import Fleet
+    from model.control import DecisionView, JobView, TransitionView
+    from model.records import NodeRecord
+
+
+def register(app: typer.Typer) -> None:
+    """Adds what this file defines to the command line."""
+    app.command("show", short_help="One job: state, time line, decisions, checkpoints.")(show)
+    app.command("explain", short_help="Why a job runs where it runs, or does not run.")(explain)
+
+
+def show(job: AnyJob, as_json: AsJson = False) -> None:
+    """Shows all that is known of JOB: where it is, what has happened to it and how long it was stopped for that,
+    what the scheduler has decided and why, and its checkpoints."""  # noqa: D209
+    from cli.fleet.client import call
+
+    async def main(fleet: Fleet) -> None:
+        view, nodes, status = await _look(fleet, job)
+        address = fleet.ui(job)
+        if as_json:
+            print_json(to_json(view, nodes, status, address))
+            return
+        _print(view, nodes, status, address)
+
+    call(main)
+
+
+def explain(job: AnyJob, as_json: AsJson = False) -> None:
+    """Tells in sentences why JOB is where it is: what it waits for, who decided so, and when."""
+    from cli.fleet.client import call
+
+    async def main(fleet: Fleet) -> None:
+        answer = await fleet.explain(job)
+        if as_json:
+            print_json(answer)
+            return
+        for line in sentences(answer):
+            data.print(line, markup=False)
+
+    call(main)
+
+
+def sentences(answer: Any) -> list[str]:
+    """The lines of an explanation, as the workflow gives them: one text, or one text a sentence."""
+    if isinstance(answer, str):
+        return [line for line in answer.splitlines() if line.strip()]
+    return [str(line) for line in answer]
+
+
+def live(view: JobView, nodes: Sequence[NodeRecord]) -> int:
+    """The step that the job has reached, as far as anybody has told."""
+    from cli.fleet.overview import live_step
+
+    return max(int(view.step), int(live_step(view.id, view.epoch, nodes) or 0))
+
+
+def to_json(view: JobView, nodes: Sequence[NodeRecord], status: str, address: str) -> dict[str, Any]:
+    """The documented fields: those of the view, with the newest step, and what the engine says of the workflow."""
+    import orjson
+
+    from model.codec import to_json as encode
+
+    fields = orjson.loads(encode(view))
+    return {**fields, "step": live(view, nodes), "workflow_status": status.lower(), "workflow_url": address}
+
+
+def timeline(transitions: Sequence[TransitionView]) -> Table:
+    """What has happened, with the time that no rank ran and its parts."""
+    from cli.fleet import words
+
+    made = words.table(
+        "TIME (UTC)", "PHASE", "EPOCH", "STEP", "WHERE", "STOPPED FOR", "WHY",
+        right=("EPOCH", "STEP", "STOPPED FOR"), fold=("WHY",),
+    )  # fmt: skip
+    for change in transitions:
+        stopped = "" if change.down_ms is None else words.milliseconds(change.down_ms)
+        made.add_row(
+            words.clock(change.time),
+            words.phase(change.phase),
+            str(change.epoch) if change.epoch else "",
+            str(change.step) if change.epoch else "",
+            devices(change.devices),
+            stopped,
+            f"{change.reason}{parts(change.parts_ms)}",
+        )
+    return made
+
+
+def parts(parts_ms: dict[str, float] | None) -> str:
+    """The parts of a downtime, the longest first."""
+    from cli.fleet import words
+
+    if not parts_ms:
+        return ""
+    longest = sorted(parts_ms.items(), key=lambda item: -item[1])
+    return f" ({', '.join(f'{name} {words.milliseconds(value)}' for name, value in longest)})"
+
+
+def devices(placement: Sequence[Any]) -> str:
+    """``node-1: cpu-0 cpu-1, node-2: cpu-0``."""
+    by_node: dict[str, list[str]] = {}
+    for device in placement:
+        by_node.setdefault(device.node.name, []).append("/".join(device.path))
+    return ", ".join(f"{node}: {' '.join(names)}" for node, names in by_node.items())
+
+
+async def _look(fleet: Fleet, job: str) -> tuple[JobView, list[NodeRecord], str]:
+    import asyncio
+
+    from proxy_runtime.errors import ErgoError
+
+    async def nodes() -> list[NodeRecord]:
+        try:
+            return await fleet.nodes()
+        except ErgoError as error:
+            say(f"steps are those of the last transition: {error}")
+            return []
+
+    view, description, known = await asyncio.gather(fleet.view(job), fleet.describe(job), nodes())
+    return view, known, description.status.name if description.status else "UNKNOWN"
+
+
+def _print(view: JobView, nodes: Sequence[NodeRecord], status: str, address: str) -> None:
+    from rich.table import Table
+
+    from cli.fleet import words
+
+    now = datetime.now(UTC)
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(overflow="fold")
+
+    def fact(name: str, value: Any) -> None:
+        if value not in ("", None):
+            facts.add_row(name, value)
+
+    fact("job", view.id)
+    fact("name", view.name)
+    fact("tenant, tier", f"{view.tenant}, {view.tier}")
+    fact("phase", words.phase(view.phase, held=view.held))
+    if status not in ("RUNNING", "CONTINUED_AS_NEW", "COMPLETED") and not view.phase.ended:
+        fact("workflow", f"{status.lower()} from outside; the job does not go on")
+    fact("waiting for", view.waiting)
+    fact("failure", view.failure)
+    fact("exit code", None if view.exit_code is None else str(view.exit_code))
+    fact("ranks", f"{view.ranks} on {words.counted(view.width, 'device')}" if view.width else str(view.ranks))
+    fact("where", devices(view.placement))
+    fact("epoch, step", f"{int(view.epoch)}, {live(view, nodes)}")
+    fact("submitted", f"{words.clock(view.submitted_at)} UTC, {words.duration((now - view.submitted_at).total_seconds())} ago")
+    fact("GPU fraction", None if view.gpu_fraction is None else f"{view.gpu_fraction:.1%}")
+    fact("stopped, moved, recovered", f"{view.preemptions}, {view.moves}, {view.recoveries} times")
+    fact("events to publish", str(view.unpublished_events) if view.unpublished_events else None)
+    fact("Temporal UI", address)
+    data.print(facts)
+    _section("Time line", timeline(view.transitions), len(view.transitions))
+    _section("Decisions", _decisions(view.decisions), len(view.decisions))
+    _section("Checkpoints", _checkpoints(view), len(view.checkpoints))
+
+
+def _section(title: str, content: Table, rows: int) -> None:
+    if rows:
+        data.print()
+        data.print(title, style="bold")
+        data.print(content)
+
+
+def _decisions(decisions: Sequence[DecisionView]) -> Table:
+    from cli.fleet import words
+
+    made = words.table("TIME (UTC)", "DECISION", "WHY", fold=("WHY",))
+    for decision in decisions:
+        made.add_row(words.clock(decision.time), decision.action, decision.reason)
+    return made
+
+
+def _checkpoints(view: JobView) -> Table:
+    from cli.fleet import words
+
+    made = words.table(
+        "TIME (UTC)", "CHECKPOINT", "KIND", "STEP", "STORED", "OF", "STOPPED FOR",
+        right=("STEP", "STORED", "OF", "STOPPED FOR"),
+    )  # fmt: skip
+    for checkpoint in view.checkpoints:
+        made.add_row(
+            words.clock(checkpoint.time),
+            checkpoint.id,
+            checkpoint.kind,
+            str(checkpoint.step),
+            words.size(checkpoint.stored_bytes),
+            words.size(checkpoint.total_bytes),
+            words.milliseconds(checkpoint.stopped_ms),
+        )
+    return made

@@ -1,0 +1,81 @@
+"""Numbers and states as people read them, and the tables of the fleet commands."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+_COLOURS = {
+    "queued": "yellow",
+    "starting": "cyan",
+    "running": "green",
+    "suspending": "magenta",
+    "suspended": "magenta",
+    "moving": "cyan",
+    "resizing": "cyan",
+    "completed": "dim green",
+    "failed": "red",
+    "cancelled": "dim",
+}
+_TIERS = {"premium": "bold", "standard": "", "basic": "dim"}
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def table(*headings: str, right: tuple[str, ...] = (), fold: tuple[str, ...] = ()) -> Table:
+    """An open table; columns in `right` are numbers, those in `fold` hold sentences and may take several lines."""
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    for heading in headings:
+        made.add_column(
+            heading,
+            justify="right" if heading in right else "left",
+            no_wrap=heading not in fold,
+            overflow="fold" if heading in fold else "ellipsis",
+        )
+    return made
+
+
+def phase(name: str, *, held: bool = False) -> Text:
+    """A phase in its colour; ``held`` tells that a person has preempted the job."""
+    return Text(f"{name} (held)" if held else name, style=_COLOURS.get(name, ""))
+
+
+def tier(name: str) -> Text:
+    """A tier."""
+    return Text(name, style=_TIERS.get(name, ""))
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: ``45 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    whole = max(0, int(seconds))
+    for size, unit, small, part in ((86_400, "d", "h", 3_600), (3_600, "h", "min", 60), (60, "min", "s", 1)):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {unit} {rest} {small}" if rest else f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
+def milliseconds(value: float) -> str:
+    """``840 ms`` or ``2.31 s``."""
+    return f"{value:.0f} ms" if value < 1000 else f"{value / 1000:.2f} s"
+
+
+def size(count: float) -> str:
+    """Bytes in powers of 1024: ``3.2 MiB``."""
+    for unit in _UNITS[:-1]:
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} {_UNITS[-1]}"
+
+
+def clock(time: datetime) -> str:
+    """A moment in UTC, to the second: that is what logs and events are in."""
+    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
