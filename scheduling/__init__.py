@@ -1,4 +1,5 @@
-"""Pure policy: state, events and the time in, a plan with reasons out; SLA accounting; the simulator.
+"""Pure policy: state, what came in and the time go in, a plan with reasons comes out.
 
-Nothing is here yet. It may import `model` only.
+`ledger.apply` folds notices into a `state.ClusterState`, `policy.decide` plans, `ledger.commit` records the plan.
+It imports `model` only, has no clock and no randomness, and knows nothing of workflows.
 """

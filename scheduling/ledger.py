@@ -1,0 +1,252 @@
+"""Folds what came in into the state, and records plans in it: who holds which device, and who may have taken up one.
+
+A job holds what its newest notice lists, and what it was told and a later notice has not answered yet. A device is
+free only when a notice says so, or its node is lost, or its job's workflow is gone and the node has nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from model.control import AddressedDirective, InboxBatch, JobClosed, JobNotice, NodeNotice
+from model.ids import DeviceId, Epoch, JobId, NodeId
+from model.job_state import JobPhase
+from scheduling.constants import DRAIN_S, REMEMBER_S, SETTLE_S, TELL_AGAIN_S
+from scheduling.state import (
+    ClusterState,
+    Committed,
+    Draining,
+    Ended,
+    JobState,
+    NodeState,
+    Plan,
+    Told,
+    digest_of,
+)
+
+_STARTED = frozenset({JobPhase.STARTING, JobPhase.RUNNING, JobPhase.MOVING, JobPhase.RESIZING})
+
+
+def fold(batches: Iterable[InboxBatch]) -> InboxBatch:
+    """Joins batches: of each job, node and closed workflow only what counts."""
+    jobs: dict[tuple[JobId, str], JobNotice] = {}
+    nodes: dict[NodeId, NodeNotice] = {}
+    closed: dict[tuple[JobId, str], JobClosed] = {}
+    for batch in batches:
+        for notice in batch.jobs:
+            key = (notice.job, notice.workflow_run)
+            known = jobs.get(key)
+            if known is None or (known.generation, known.number) < (notice.generation, notice.number):
+                # Put at the end: of two workflows of one job the one that was heard last replaces the other.
+                jobs.pop(key, None)
+                jobs[key] = notice
+        nodes.update((notice.node, notice) for notice in batch.nodes)
+        closed.update(((item.job, item.workflow_run), item) for item in batch.closed)
+    return InboxBatch(tuple(jobs.values()), tuple(nodes.values()), tuple(closed.values()))
+
+
+def apply(state: ClusterState, inbox: Iterable[InboxBatch], now: datetime) -> ClusterState:
+    """The state after `inbox`; also drops what time has settled. Applying the same notices again changes no claim."""
+    batch = fold(inbox)
+    books = _Books(
+        nodes={item.node: item for item in state.nodes},
+        jobs={item.notice.job: item for item in state.jobs},
+        draining=list(state.draining),
+        ended={(item.job, item.workflow_run): item for item in state.ended},
+        now=now,
+    )
+    for node in batch.nodes:
+        books.hear_node(node)
+    for notice in batch.jobs:
+        books.hear_job(notice)
+    for closed in batch.closed:
+        books.hear_closed(closed)
+    books.tidy()
+    settling = state.settle_until if state.settle_until and state.settle_until > now else None
+    return replace(
+        state,
+        tick=state.tick + 1,
+        nodes=tuple(sorted(books.nodes.values(), key=lambda item: item.node)),
+        jobs=tuple(sorted(books.jobs.values(), key=lambda item: item.notice.job)),
+        draining=tuple(sorted(books.draining, key=lambda item: (item.job, item.epoch))),
+        ended=tuple(sorted(books.ended.values(), key=lambda item: (item.job, item.workflow_run))),
+        settle_until=settling,
+        ask=tuple(job for job in state.ask if job in books.jobs),
+    )
+
+
+def restored(state: ClusterState, now: datetime) -> ClusterState:
+    """A state that may be older than what was told since: all jobs are asked, and nothing is given away for a while."""
+    return replace(
+        state,
+        settle_until=now + timedelta(seconds=SETTLE_S),
+        ask=tuple(job.notice.job for job in state.jobs),
+    )
+
+
+def commit(state: ClusterState, plan: Plan, now: datetime) -> Committed:
+    """Records a plan. Ids of decisions follow from the state alone, so that deciding twice is deciding once."""
+    digest = digest_of(state.to_json())
+    jobs = {item.notice.job: item for item in state.jobs}
+    directives: list[AddressedDirective] = []
+    for index, decision in enumerate(plan.decisions):
+        job = jobs[decision.job]
+        if decision.again and job.told is not None:
+            directive = job.told.directive
+            jobs[decision.job] = replace(job, told=replace(job.told, last_at=now, times=job.told.times + 1))
+        else:
+            generation, number = job.stamp
+            directive = replace(
+                decision.directive,
+                decision=f"{state.tick}-{digest[:16]}-{index}",
+                state_digest=digest,
+                generation=generation,
+                notice=number,
+            )
+            if directive.action == "wait":
+                told_wait = job.waiting if directive.request else directive.reason
+                jobs[decision.job] = replace(job, waiting=told_wait, waiting_at=now)
+            else:
+                told = Told(directive, now, now, 1, decision.devices, decision.beneficiary)
+                jobs[decision.job] = replace(job, told=told, waiting="", waiting_at=None)
+        directives.append(AddressedDirective(decision.job, job.notice.workflow_run, directive))
+    claims = {claim.job: claim.devices for claim in plan.claims}
+    kept = (replace(job, claims=claims.get(name, ())) for name, job in jobs.items())
+    after = replace(state, jobs=tuple(sorted(kept, key=lambda item: item.notice.job)), ask=())
+    return Committed(after, tuple(directives))
+
+
+@dataclass(slots=True)
+class _Books:
+    """The state under way."""
+
+    nodes: dict[NodeId, NodeState]
+    jobs: dict[JobId, JobState]
+    draining: list[Draining]
+    ended: dict[tuple[JobId, str], Ended]
+    now: datetime
+
+    def hear_node(self, notice: NodeNotice) -> None:
+        others = [node for node in self.nodes if node.name == notice.node.name and node != notice.node]
+        if notice.alive and any(node.incarnation > notice.node.incarnation for node in others):
+            return  # a late word of an incarnation that another one has replaced
+        known = self.nodes.get(notice.node)
+        if known is not None and not known.alive:
+            return  # an incarnation that was given up never comes back: its jobs were told to go on elsewhere
+        self.nodes[notice.node] = NodeState(notice.node, notice.alive, notice.devices, notice.numerics, notice.jobs)
+        if notice.alive:
+            for node in others:
+                self.nodes[node] = replace(self.nodes[node], alive=False, jobs=())
+
+    def hear_job(self, notice: JobNotice) -> None:
+        if (notice.job, notice.workflow_run) in self.ended:
+            return
+        known = self.jobs.get(notice.job)
+        if known is not None and known.notice.workflow_run != notice.workflow_run:
+            self._forget(known)
+            known = None
+        if known is not None and (notice.generation, notice.number) <= known.stamp:
+            return
+        before = known or JobState(notice)
+        if notice.phase.ended:
+            # All that it was told is void: a job that has ended takes up nothing.
+            self._forget(replace(before, notice=notice, told=None))
+            return
+        told = _unanswered(before.told, notice, self.now)
+        answered = before.told is not None and told is None and before.told.directive.action not in ("refuse", "lost")
+        waits = notice.wants == "devices" and not notice.held and not notice.devices
+        self.jobs[notice.job] = replace(
+            before,
+            notice=notice,
+            told=told,
+            waits_since=(before.waits_since or self.now) if waits else None,
+            waiting=before.waiting if waits else "",
+            changed_at=self.now if answered else before.changed_at,
+        )
+
+    def hear_closed(self, closed: JobClosed) -> None:
+        known = self.jobs.get(closed.job)
+        if known is not None and known.notice.workflow_run == closed.workflow_run:
+            self._forget(known)
+
+    def tidy(self) -> None:
+        for name, job in self.jobs.items():
+            self.jobs[name] = replace(job, told=_unanswered(job.told, job.notice, self.now))
+        for name, node in self._alive_later().items():
+            self.nodes[name] = node
+        used = {device.node for job in self.jobs.values() for device in job.held_devices}
+        self.nodes = {name: node for name, node in self.nodes.items() if node.alive or name in used}
+        self.draining = [left for item in self.draining if (left := self._left(item)) is not None]
+        oldest = self.now - timedelta(seconds=REMEMBER_S)
+        self.ended = {key: item for key, item in self.ended.items() if item.at > oldest}
+
+    def _alive_later(self) -> dict[NodeId, NodeState]:
+        """Incarnations that jobs name and nobody has told of, where a later one is alive: they are over."""
+        newest = {node.name: item for node, item in self.nodes.items() if item.alive}
+        found: dict[NodeId, NodeState] = {}
+        for job in self.jobs.values():
+            for device in job.held_devices:
+                later = newest.get(device.node.name)
+                if device.node not in self.nodes and later and later.node.incarnation > device.node.incarnation:
+                    found[device.node] = NodeState(device.node, False, (), later.numerics)
+        return found
+
+    def _forget(self, job: JobState) -> None:
+        notice = job.notice
+        self.jobs.pop(notice.job, None)
+        self.ended[notice.job, notice.workflow_run] = Ended(notice.job, notice.workflow_run, self.now)
+        if job.held_devices:
+            # A place that it has taken up unheard has one epoch more, or some where attempts failed: any counts.
+            self.draining.append(Draining(notice.job, Epoch(notice.epoch + 1), job.held_devices, self.now))
+
+    def _left(self, item: Draining) -> Draining | None:
+        young = self.now < item.since + timedelta(seconds=DRAIN_S)
+        successor = self.jobs.get(item.job)
+
+        def busy(device: DeviceId) -> bool:
+            node = self.nodes.get(device.node)
+            if node is None or not node.alive:
+                return node is None and young
+            # Under its successor's id the node may have a later epoch: that one's devices are the successor's.
+            last = item.epoch if successor else None
+            return young or any(job == item.job and (last is None or epoch <= last) for job, epoch in node.jobs)
+
+        devices = tuple(device for device in item.devices if busy(device))
+        return replace(item, devices=devices) if devices else None
+
+
+def _unanswered(told: Told | None, notice: JobNotice, now: datetime) -> Told | None:
+    """What is left of `told` when the job's newest notice is `notice`."""
+    if told is None:
+        return None
+    directive = told.directive
+    later = (notice.generation, notice.number) > (directive.generation, directive.notice)
+    if not later:
+        return told
+    match directive.action:
+        case "place":
+            # Taken up, it lists devices. On its way there it may list none yet. Anything else: it was not taken up,
+            # and since this notice is newer than the one that it answers, it never will.
+            starts = notice.phase in _STARTED and notice.wants == "nothing" and not notice.held
+            return told if not notice.devices and starts else None
+        case "migrate":
+            under_way = notice.phase is JobPhase.MOVING or (
+                notice.wants == "move" and notice.request == directive.request
+            )
+            return told if under_way and set(notice.devices) != set(directive.devices) else None
+        case "preempt":
+            if not notice.devices or notice.generation != directive.generation:
+                return None
+            # It runs on: either its notice and the directive have crossed, or its cut failed. Time tells.
+            failed = notice.phase is not JobPhase.SUSPENDING and now >= told.last_at + timedelta(seconds=TELL_AGAIN_S)
+            return None if failed else told
+        case "lost":
+            on_lost = any(device.node in directive.nodes for device in notice.devices)
+            late = now >= told.last_at + timedelta(seconds=TELL_AGAIN_S)
+            return told if on_lost and not late else None
+        case "refuse":
+            return told if notice.wants == "move" and notice.request == directive.request else None
+        case _:
+            return None

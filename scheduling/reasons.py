@@ -1,0 +1,161 @@
+"""The sentences that people read: why something was decided, and what a job waits for. Each with its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from model.control import Demand, JobNotice
+from model.ids import DeviceId, NodeId
+
+
+def job_name(notice: JobNotice) -> str:
+    """How a job is called, such as ``premium job cnn``."""
+    return f"{notice.demand.tier} job {notice.job}"
+
+
+def devices(count: int) -> str:
+    """A number of devices, in words."""
+    return f"{count} device{'' if count == 1 else 's'}"
+
+
+def node_names(nodes: Iterable[NodeId]) -> str:
+    """Nodes by name, the first few."""
+    return listed(dict.fromkeys(node.name for node in nodes))
+
+
+def listed(words: Iterable[object], most: int = 4) -> str:
+    """``a``, ``a and b``, ``a, b, c, d and 3 more``."""
+    texts = [str(word) for word in words]
+    if len(texts) > most:
+        texts = [*texts[:most], f"{len(texts) - most} more"]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else "none"
+
+
+def where(placed: Sequence[DeviceId]) -> str:
+    """Devices and their nodes, such as ``2 devices on node-1``."""
+    return f"{devices(len(placed))} on {node_names(device.node for device in placed)}"
+
+
+# -- decisions -------------------------------------------------------------------------------------------------
+
+
+def placed(notice: JobNotice, on: Sequence[DeviceId], free: int, resumes: bool) -> str:
+    """Why a job is placed."""
+    what = "resumes" if resumes else "starts"
+    return f"{job_name(notice)} needs {devices(len(on))}, {are(free)} free: {what} on {where(on)}."
+
+
+def preempted(notice: JobNotice, width: int, free: int, victims: Sequence[JobNotice]) -> str:
+    """Why jobs are preempted, told to each of them."""
+    taken = listed(f"{job_name(victim)} ({where(victim.devices)})" for victim in victims)
+    return f"{job_name(notice)} needs {devices(width)}, {are(free)} free: preempts {taken}."
+
+
+def moved(notice: JobNotice, node: NodeId, width: int, free: int) -> str:
+    """Why a job is moved."""
+    return f"A person moves {job_name(notice)} to {node.name}: needs {devices(width)}, {are(free)} free there."
+
+
+def lost(notice: JobNotice, nodes: Sequence[NodeId]) -> str:
+    """Why a job is told that its nodes are lost."""
+    verb = "is" if len(nodes) == 1 else "are"
+    return f"{node_names(nodes)} {verb} lost: {job_name(notice)} goes on elsewhere from its newest checkpoint."
+
+
+def ask() -> str:
+    """Why a job is asked for its notice."""
+    return "The scheduler was restored from an older snapshot and asks what this job holds."
+
+
+# -- refusals --------------------------------------------------------------------------------------------------
+
+
+def unknown_node(name: str, nodes: Iterable[str]) -> str:
+    """A move to a node that is not there."""
+    known = sorted(nodes)
+    there = f"the fleet has {listed(known, 20)}" if known else "the fleet has no node"
+    return f"There is no node {name}; {there}."
+
+
+def node_full(name: str, width: int, free: int) -> str:
+    """A move to a node with too few free devices."""
+    return f"{name} has {devices(free)} free, the job needs {width}."
+
+
+def node_unsuitable(name: str, problem: str) -> str:
+    """A move to a node that the job may not use."""
+    return f"{name} does not suit the job: {problem}."
+
+
+def already_there(name: str) -> str:
+    """A move to where the job is."""
+    return f"The job is on {name} already."
+
+
+def nothing_to_move(notice: JobNotice) -> str:
+    """A move of a job that holds no devices."""
+    return f"The job is {notice.phase} and holds no devices; it can be moved while it runs."
+
+
+# -- waiting ---------------------------------------------------------------------------------------------------
+
+
+def never(demand: Demand, width: int, total: int, most_on_node: int) -> str:
+    """More than the fleet has."""
+    kind = f" of {demand.accelerator}" if demand.accelerator else ""
+    of_class = " of its class" if demand.numerics else ""
+    if total < width:
+        return f"needs {devices(width)}{kind}; the fleet has {total}{of_class}"
+    return (
+        f"needs {devices(demand.ranks_per_group)} on one node for each process tree; "
+        f"no node has more than {most_on_node}{of_class}"
+    )
+
+
+def no_nodes() -> str:
+    """No node has come yet."""
+    return "the fleet has no node"
+
+
+def blocked(width: int, free: int, lower: int, kept: int) -> str:
+    """Neither free devices nor preemption help now."""
+    text = f"{free} of {devices(width)} free"
+    if kept:
+        text += f" ({kept} more kept for jobs before it)"
+    if lower:
+        return f"{text}; with the {devices(lower)} of lower tiers it still does not fit"
+    return f"{text}; nothing of a lower tier to preempt"
+
+
+def victims_settle(width: int, free: int, lower: int, seconds: float) -> str:
+    """Preemption would help, but those jobs were placed just now."""
+    return (
+        f"{free} of {devices(width)} free; {devices(lower)} of lower tiers were placed just now "
+        f"and are left alone for {seconds:.0f} s"
+    )
+
+
+def claimed(width: int, free: int, givers: Sequence[JobNotice]) -> str:
+    """Others are giving theirs up."""
+    names = listed(f"{job_name(giver)} ({where(giver.devices)})" for giver in givers)
+    return f"{free} of {devices(width)} free; waits for {names} to stop"
+
+
+def draining(width: int, free: int) -> str:
+    """Devices of a job that ended without telling are not known to be empty."""
+    return f"{free} of {devices(width)} free; waits for the processes of an ended job to be gone"
+
+
+def cooling(seconds: float) -> str:
+    """It was preempted or placed just now."""
+    return f"was preempted just now; placed again in {seconds:.0f} s at the earliest"
+
+
+def settling() -> str:
+    """The scheduler was restored."""
+    return "the scheduler was restored from an older snapshot and waits for all jobs to tell what they hold"
+
+
+def are(free: int) -> str:
+    """``1 is``, ``2 are``."""
+    return f"{free} {'is' if free == 1 else 'are'}"

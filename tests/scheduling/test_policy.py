@@ -1,0 +1,356 @@
+"""The policy by example: two nodes with two devices each, unless said otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from model.control import JobClosed
+from model.ids import Epoch, JobId
+from model.job_state import JobPhase
+from scheduling.constants import COOL_DOWN_S, DRAIN_S, PATIENCE_S, TELL_AGAIN_S
+from tests.scheduling.builders import CPU, OTHER, Cluster, demand, device_ids, node, notice
+
+
+def two_nodes() -> Cluster:
+    return Cluster(node("node-1"), node("node-2"))
+
+
+def running(cluster: Cluster, name: str, ranks: int = 2, tier: str = "basic", **fields) -> Cluster:
+    cluster.tell(notice(name, ranks, tier, **fields))
+    cluster.run(name)
+    cluster.tell(after=COOL_DOWN_S + 1)
+    return cluster
+
+
+def reason(cluster: Cluster, name: str) -> str:
+    return cluster.job(name).waiting
+
+
+def test_a_job_is_placed_on_one_node():
+    told = two_nodes().tell(notice("gpt", 2))["gpt"].directive
+    assert told.action == "place"
+    assert told.devices == device_ids("node-1", 2)
+    assert told.device_of_rank == (0, 1)
+    assert told.reason == "Basic job gpt needs 2 devices, 4 are free: starts on 2 devices on node-1."
+    assert (told.generation, told.notice) == (1, 1)
+
+
+def test_the_tightest_node_is_taken():
+    cluster = Cluster(node("node-1", 4), node("node-2", 2))
+    assert cluster.tell(notice("gpt", 2))["gpt"].directive.devices == device_ids("node-2", 2)
+
+
+def test_a_gang_over_nodes_has_contiguous_ranks():
+    told = two_nodes().tell(notice("cnn", 4))["cnn"].directive
+    assert told.devices == (*device_ids("node-1", 2), *device_ids("node-2", 2))
+    assert told.device_of_rank == (0, 1, 2, 3)
+
+
+def test_a_process_tree_stays_on_one_node():
+    cluster = Cluster(node("node-1", 3), node("node-2", 3))
+    told = cluster.tell(notice("tree", 4, group=2))["tree"].directive
+    assert [device.node.name for device in told.devices] == ["node-1", "node-1", "node-2", "node-2"]
+
+
+def test_a_process_tree_that_no_node_can_hold_waits_with_the_reason():
+    cluster = two_nodes()
+    cluster.tell(notice("tree", 4, group=4))
+    assert reason(cluster, "tree") == ("Needs 4 devices on one node for each process tree; no node has more than 2.")
+
+
+def test_premium_preempts_basic_and_basic_resumes_after_it():
+    cluster = running(two_nodes(), "gpt")
+    told = cluster.tell(notice("cnn", 4, "premium"))
+    assert told["gpt"].directive.action == "preempt"
+    assert told["gpt"].directive.reason == (
+        "Premium job cnn needs 4 devices, 2 are free: preempts basic job gpt (2 devices on node-1)."
+    )
+    assert told["cnn"].directive.action == "wait"
+    assert reason(cluster, "cnn") == "2 of 4 devices free; waits for basic job gpt (2 devices on node-1) to stop."
+
+    told = cluster.tell(cluster.next("gpt", phase=JobPhase.SUSPENDING))
+    assert not told, "nothing is given away before the devices are"
+    assert cluster.stop("gpt")["cnn"].directive.action == "place"
+    cluster.run("cnn")
+    assert cluster.job("gpt").told is None
+    assert reason(cluster, "gpt") == "0 of 2 devices free; nothing of a lower tier to preempt."
+
+    told = cluster.end("cnn", after=COOL_DOWN_S + 1)
+    assert told["gpt"].directive.action == "place"
+    assert "resumes on 2 devices" in told["gpt"].directive.reason
+
+
+def test_devices_given_up_are_kept_for_their_requester():
+    cluster = running(two_nodes(), "gpt")
+    cluster.tell(notice("cnn", 4, "premium"))
+    told = cluster.tell(notice("quick", 1, "standard", after=1), notice("late", 1, "basic", after=1))
+    assert told["quick"].directive.action == told["late"].directive.action == "wait"
+    assert "(2 more kept for jobs before it)" in told["quick"].directive.reason
+    assert cluster.stop("gpt")["cnn"].directive.action == "place"
+
+
+def test_kept_devices_are_released_when_the_requester_goes_away():
+    cluster = running(two_nodes(), "gpt")
+    cluster.tell(notice("cnn", 4, "premium"))
+    cluster.end("cnn")
+    assert not cluster.job("gpt").notice.held
+    told = cluster.stop("gpt", after=1)
+    assert told["gpt"].directive.action == "wait", "it was preempted just now"
+    assert cluster.tell(after=COOL_DOWN_S)["gpt"].directive.action == "place"
+
+
+def test_an_earlier_job_may_have_what_was_kept_for_a_later_one():
+    cluster = running(two_nodes(), "gpt")
+    cluster.tell(notice("std", 4, "standard"))
+    cluster.tell(notice("cnn", 4, "premium"))
+    assert cluster.stop("gpt")["cnn"].directive.action == "place"
+
+
+def test_nothing_is_preempted_in_vain():
+    cluster = running(two_nodes(), "std", tier="standard")
+    running(cluster, "gpt", 1)
+    told = cluster.tell(notice("big", 3, "standard"))
+    assert "gpt" not in told
+    assert reason(cluster, "big") == "1 of 3 devices free; with the 1 device of lower tiers it still does not fit."
+
+
+def test_equal_tiers_do_not_preempt_one_another():
+    cluster = running(two_nodes(), "one", 4)
+    cluster.tell(notice("two", 1))
+    assert reason(cluster, "two") == "0 of 1 device free; nothing of a lower tier to preempt."
+
+
+def test_the_lowest_tier_gives_way_then_the_fewest_devices_then_the_newest():
+    cluster = Cluster(node("node-1", 6))
+    for name, ranks, tier in (("std", 1, "standard"), ("big", 3, "basic"), ("old", 1, "basic"), ("new", 1, "basic")):
+        running(cluster, name, ranks, tier)
+    told = cluster.tell(notice("cnn", 1, "premium"))
+    assert [name for name, item in told.items() if item.directive.action == "preempt"] == ["new"]
+    told = cluster.tell(notice("dnn", 2, "premium"))
+    assert [name for name, item in told.items() if item.directive.action == "preempt"] == ["big"] or set(told) == {
+        "old"
+    }
+
+
+def test_whole_nodes_are_reclaimed_before_scattered_devices():
+    cluster = Cluster(*(node(f"node-{index}", 2) for index in range(1, 4)))
+    for name in ("a", "b", "c", "d"):
+        running(cluster, name, 1)
+    running(cluster, "e", 2)
+    assert {device.node.name for device in cluster.job("e").notice.devices} == {"node-3"}
+    told = cluster.tell(notice("cnn", 2, "premium", group=2))
+    victims = [name for name, item in told.items() if item.directive.action == "preempt"]
+    assert victims == ["e"], "two devices on one node, of the newest job"
+
+
+def test_more_than_the_fleet_has_waits_and_blocks_nobody():
+    cluster = two_nodes()
+    told = cluster.tell(notice("huge", 8, "premium"), notice("gpt", 2))
+    assert told["gpt"].directive.action == "place"
+    assert told["huge"].directive.reason == "Needs 8 devices; the fleet has 4."
+    cluster.tell(node("node-3", 4), after=6)
+    assert cluster.run("gpt", after=COOL_DOWN_S + 1)
+    assert cluster.tell(after=COOL_DOWN_S + 1)["gpt"].directive.action == "preempt"
+
+
+def test_an_empty_fleet():
+    cluster = Cluster()
+    assert cluster.tell(notice("gpt"))["gpt"].directive.reason == "The fleet has no node."
+    assert cluster.tell(node("node-1"))["gpt"].directive.action == "place"
+
+
+def test_a_job_stays_in_its_numerics_class():
+    cluster = Cluster(node("node-1", 2, numerics=OTHER), node("node-2", 1))
+    cluster.tell(notice("gpt", 2, numerics=CPU))
+    assert reason(cluster, "gpt") == "Needs 2 devices; the fleet has 1 of its class."
+    assert cluster.tell(node("node-3", 2))["gpt"].directive.devices == device_ids("node-3", 2)
+
+
+def test_a_gang_is_of_one_numerics_class():
+    cluster = Cluster(node("node-1", 1, numerics=OTHER), node("node-2", 1))
+    cluster.tell(notice("gpt", 2))
+    assert reason(cluster, "gpt") == "Needs 2 devices; the fleet has 1."
+
+
+def test_an_accelerator_is_taken_by_its_model():
+    cluster = Cluster(node("node-1", 2), node("node-2", 2, model="NVIDIA H200"))
+    assert cluster.tell(notice("gpt", accelerator="nvidia h200"))["gpt"].directive.devices == device_ids("node-2", 2)
+    cluster.tell(notice("tpu", 1, accelerator="TPU"))
+    assert reason(cluster, "tpu") == "Needs 1 device of TPU; the fleet has 0."
+
+
+def test_priority_and_submission_order_a_tier():
+    cluster = two_nodes()
+    told = cluster.tell(
+        notice("late", 4, after=2), notice("early", 4, after=1), notice("urgent", 4, after=3, priority=5)
+    )
+    assert [name for name, item in told.items() if item.directive.action == "place"] == ["urgent"]
+    assert "early" in cluster.tell(cluster.next("urgent", phase=JobPhase.CANCELLED, wants="nothing"))
+
+
+def test_small_jobs_overtake_for_a_while_only():
+    cluster = running(two_nodes(), "old", 3)
+    cluster.tell(notice("gang", 4, after=1))
+    assert cluster.tell(notice("small", 1, after=2))["small"].directive.action == "place"
+    cluster.run("small")
+    cluster.tell(after=PATIENCE_S)
+    told = cluster.end("small")
+    assert cluster.tell(notice("next", 1, after=3))["next"].directive.action == "wait"
+    assert "next" not in told
+    # A lower tier may use what is kept: it gives way when the gang fits.
+    cluster = running(two_nodes(), "old", 3, "standard")
+    cluster.tell(notice("gang", 4, "standard", after=1))
+    cluster.tell(after=PATIENCE_S + 1)
+    assert cluster.tell(notice("filler", 1, "basic"))["filler"].directive.action == "place"
+
+
+def test_a_held_job_wants_nothing_and_its_devices_are_counted_on():
+    cluster = running(two_nodes(), "gpt", 4)
+    cluster.tell(cluster.next("gpt", phase=JobPhase.SUSPENDING, held=True))
+    cluster.tell(notice("cnn", 4, "basic", after=1))
+    assert reason(cluster, "cnn").startswith("0 of 4 devices free; waits for basic job gpt")
+    cluster.tell(cluster.next("gpt", phase=JobPhase.SUSPENDED, devices=(), held=True))
+    assert cluster.job("cnn").told is not None
+    assert cluster.job("gpt").told is None
+    cluster.end("cnn")
+    assert cluster.tell(after=60) == {}, "only a person resumes it"
+    assert cluster.tell(cluster.next("gpt", held=False, wants="devices"))["gpt"].directive.action == "place"
+
+
+def test_a_job_that_was_just_placed_is_left_alone():
+    cluster = two_nodes()
+    cluster.tell(notice("gpt", 4))
+    cluster.run("gpt")
+    told = cluster.tell(notice("cnn", 4, "premium"))
+    assert "gpt" not in told
+    assert "were placed just now and are left alone for 5 s" in told["cnn"].directive.reason
+    assert cluster.plan is not None
+    assert cluster.plan.wake_s <= COOL_DOWN_S + 0.1
+    assert cluster.tell(after=cluster.plan.wake_s)["gpt"].directive.action == "preempt"
+
+
+# -- persons' moves --------------------------------------------------------------------------------------------
+
+
+def move(cluster: Cluster, name: str, to: str, request: str = "r1"):
+    return cluster.tell(cluster.next(name, wants="move", move_to=to, request=request))[name].directive
+
+
+def test_a_move_to_a_node_with_room():
+    cluster = running(two_nodes(), "gpt")
+    told = move(cluster, "gpt", "node-2")
+    assert (told.action, told.request, told.devices) == ("migrate", "r1", device_ids("node-2", 2))
+    assert told.reason == "A person moves basic job gpt to node-2: needs 2 devices, 2 are free there."
+    assert cluster.tell(notice("cnn", 1))["cnn"].directive.action == "wait", "source and target are both taken"
+    cluster.tell(cluster.next("gpt", phase=JobPhase.MOVING, wants="nothing", move_to=None))
+    cluster.tell(cluster.next("gpt", phase=JobPhase.RUNNING, devices=device_ids("node-2", 2), epoch=Epoch(2)), after=6)
+    assert cluster.job("gpt").told is None
+    assert cluster.job("cnn").told.directive.devices == device_ids("node-1", 1)
+
+
+def test_a_move_that_failed_gives_the_target_back():
+    cluster = running(two_nodes(), "gpt")
+    move(cluster, "gpt", "node-2")
+    cluster.tell(cluster.next("gpt", wants="nothing", move_to=None, request=""))
+    assert cluster.job("gpt").told is None
+    assert cluster.tell(notice("cnn", 2))["cnn"].directive.devices == device_ids("node-2", 2)
+
+
+@pytest.mark.parametrize(
+    ("to", "why"),
+    [
+        ("node-2", "Node-2 has 1 device free, the job needs 2."),
+        ("node-9", "There is no node node-9; the fleet has node-1, node-2 and other."),
+        ("node-1", "The job is on node-1 already."),
+        ("other", "Other does not suit the job: its numerics class is another."),
+    ],
+)
+def test_a_move_that_cannot_be_had_is_refused_with_the_figures(to, why):
+    cluster = Cluster(node("node-1"), node("node-2"), node("other", 4, numerics=OTHER))
+    running(cluster, "gpt", 2, numerics=CPU)
+    running(cluster, "small", 1, numerics=CPU)
+    told = move(cluster, "gpt", to)
+    assert (told.action, told.request, told.reason) == ("refuse", "r1", why)
+    assert cluster.tell(after=1) == {}, "told once"
+    told = move(cluster, "gpt", to, "r2")
+    assert told.request == "r2", "asked again, answered again"
+
+
+def test_a_move_of_a_job_that_holds_nothing_is_refused():
+    cluster = two_nodes()
+    cluster.tell(notice("gpt", 8))
+    assert move(cluster, "gpt", "node-2").reason == (
+        "The job is queued and holds no devices; it can be moved while it runs."
+    )
+
+
+# -- losses ----------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_node():
+    cluster = running(two_nodes(), "gpt", 2)
+    told = cluster.tell(node("node-1", alive=False))["gpt"].directive
+    assert (told.action, [str(item) for item in told.nodes]) == ("lost", ["node-1@1"])
+    assert told.reason == "Node-1 is lost: basic job gpt goes on elsewhere from its newest checkpoint."
+    told = cluster.tell(cluster.next("gpt", phase=JobPhase.QUEUED, devices=(), wants="devices"))["gpt"].directive
+    assert told.devices == device_ids("node-2", 2)
+    assert [str(item.node) for item in cluster.state.nodes] == ["node-2@1"], "nobody needs the lost one any more"
+
+
+def test_a_placement_whose_node_is_lost_before_it_was_taken_up():
+    cluster = two_nodes()
+    cluster.tell(notice("cnn", 4))
+    told = cluster.tell(node("node-1", alive=False))["cnn"].directive
+    assert told.action == "lost"
+    assert cluster.tell(notice("gpt", 2))["gpt"].directive.action == "wait", "cnn may be on node-2 by now"
+    assert cluster.tell(cluster.next("cnn", phase=JobPhase.QUEUED))["gpt"].directive.devices == device_ids("node-2", 2)
+
+
+def test_a_node_that_comes_back_under_a_new_incarnation():
+    cluster = running(two_nodes(), "gpt", 2)
+    assert cluster.tell(node("node-1@2"))["gpt"].directive.action == "lost"
+    assert cluster.tell(node("node-1@1")) == {}, "an old incarnation never comes back"
+    told = cluster.tell(cluster.next("gpt", phase=JobPhase.QUEUED, devices=(), wants="devices"))["gpt"].directive
+    assert told.devices == device_ids("node-1@2", 2)
+
+
+def test_a_loss_that_is_not_answered_is_told_again():
+    cluster = running(two_nodes(), "gpt", 2)
+    first = cluster.tell(node("node-1", alive=False))["gpt"].directive
+    assert cluster.tell(after=TELL_AGAIN_S)["gpt"].directive == first
+    assert cluster.tell(after=TELL_AGAIN_S) == {}
+    assert cluster.tell(after=TELL_AGAIN_S)["gpt"].directive == first
+
+
+# -- ends ------------------------------------------------------------------------------------------------------
+
+
+def test_a_terminated_jobs_devices_are_free_when_its_node_says_so():
+    cluster = running(two_nodes(), "gpt", 4)
+    cluster.tell(node("node-1", jobs=[("gpt", 1)]), node("node-2", jobs=[("gpt", 1)]))
+    cluster.tell(notice("cnn", 2))
+    cluster.tell(JobClosed(JobId("gpt"), "run-gpt", "TERMINATED"), after=6)
+    assert reason(cluster, "cnn") == "0 of 2 devices free; waits for the processes of an ended job to be gone."
+    assert cluster.tell(after=DRAIN_S + 1) == {}, "both nodes still have it"
+    assert cluster.tell(node("node-2", jobs=[]))["cnn"].directive.devices == device_ids("node-2", 2)
+    assert cluster.tell(cluster_notice := notice("gpt", 2, number=9)) == {}, "a late notice"
+    assert cluster.tell(notice("gpt", 2, run="again", number=1)) and cluster_notice
+
+
+def test_a_node_with_parts_of_unknown_jobs_is_not_used():
+    cluster = Cluster(node("node-1", jobs=[("stranger", 3)]), node("node-2"))
+    assert cluster.tell(notice("gpt", 2))["gpt"].directive.devices == device_ids("node-2", 2)
+    cluster.tell(notice("cnn", 2))
+    told = cluster.tell(
+        notice("stranger", 1, phase=JobPhase.RUNNING, devices=device_ids("node-1", 1), epoch=Epoch(3), wants="nothing"),
+        after=6,
+    )
+    assert "cnn" not in told or told["cnn"].directive.action == "wait"
+    cluster.end("stranger", after=6)
+    assert cluster.job("cnn").told is not None
+
+
+def test_an_ended_job_with_the_same_id_may_run_again():
+    cluster = running(two_nodes(), "gpt")
+    cluster.end("gpt")
+    assert cluster.tell(notice("gpt", 2, run="second", demand=demand("gpt")))["gpt"].workflow_run == "second"
