@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from temporalio.client import Client
     from temporalio.envconfig import ClientConnectConfig
 
-_SECRET_BYTES = 32
+SECRET_BYTES = 32
+STOPPING = "stopping"
+"""A file in the fleet's directory while `ergo down` works."""
+
 _FROM_FILE = ("cluster", "store_url", "secret_file", "kafka_bootstrap_servers")
 
 
@@ -110,6 +113,10 @@ class Settings(BaseSettings):
         """What a node of the local fleet owns; it reads no other node's."""
         return self.fleet_dir / "nodes" / name
 
+    def going_down(self) -> bool:
+        """Whether `ergo down` is ending the fleet: an agent that is told to end then ends its jobs' processes too."""
+        return (self.fleet_dir / STOPPING).exists()
+
     def kafka(self) -> KafkaConnection:
         """How to reach Kafka.
 
@@ -139,9 +146,9 @@ class Settings(BaseSettings):
                 code="settings.secret",
                 remedy="Run as the user that the fleet belongs to.",
             ) from None
-        if len(secret) != _SECRET_BYTES:
+        if len(secret) != SECRET_BYTES:
             raise ErgoError(
-                f"The fleet's secret {path} has {len(secret)} bytes, not {_SECRET_BYTES}.",
+                f"The fleet's secret {path} has {len(secret)} bytes, not {SECRET_BYTES}.",
                 code="settings.secret",
                 remedy="Bring back the file that the fleet was made with; without it no checkpoint can be read.",
             )
