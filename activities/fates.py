@@ -39,13 +39,27 @@ class TemporalFates:
             future.cancel()
             return None
 
-    async def ask(self, job: JobId) -> str | None:
-        """The same, in the client's event loop."""
+    async def ask(self, job: JobId, *, first_run: str = "") -> str | None:
+        """The same, in the client's event loop.
+
+        Args:
+            job: whose workflow.
+            first_run: first execution run of the workflow that was meant, where it is known: one that goes on with the
+                same id and another first run is another job.
+        """
         try:
             async with asyncio.timeout(_ANSWER_S):
                 description = await self._client.get_workflow_handle(job).describe()
         except RPCError as error:
-            return "removed" if error.status is RPCStatusCode.NOT_FOUND else None
+            return "removed" if _no_such_workflow(error) else None
         except TimeoutError:
             return None
+        running = description.raw_description.workflow_execution_info.first_run_id
+        if first_run and running and running != first_run:
+            return "replaced by another job of the same id"
         return _CLOSED.get(description.status) if description.status is not None else None
+
+
+def _no_such_workflow(error: RPCError) -> bool:
+    """A namespace that is not there says nothing about the job: somebody's configuration is wrong."""
+    return error.status is RPCStatusCode.NOT_FOUND and "namespace" not in error.message.lower()

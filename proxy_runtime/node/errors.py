@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from model.ids import Epoch, JobId, NodeId
 from model.runtime import RuntimeCode
+from proxy_runtime.checkpoint import errors as checkpoint
 from proxy_runtime.errors import ErgoError
 
 
@@ -44,3 +48,34 @@ def deadline(message: str, remedy: str = "The job runs on as before; try again."
 def damaged(message: str) -> NodeError:
     """A checkpoint cannot be read as it was written."""
     return NodeError(message, code=RuntimeCode.DAMAGED, remedy="Go back to an earlier checkpoint.")
+
+
+# What other parts say, by what it means for whoever asked the node.
+_MEANINGS: dict[str, RuntimeCode] = {
+    "run.shim-gone": RuntimeCode.UNKNOWN,
+    "run.bad-spec": RuntimeCode.UNSUITABLE,
+    "run.bad-width": RuntimeCode.UNSUITABLE,
+    "run.deadline": RuntimeCode.DEADLINE,
+    "cut.deadline": RuntimeCode.DEADLINE,
+    "device-proxy.deadline": RuntimeCode.DEADLINE,
+    "build.unknown": RuntimeCode.UNSUITABLE,
+    "build.damaged": RuntimeCode.UNSUITABLE,
+    checkpoint.DAMAGED: RuntimeCode.DAMAGED,
+    checkpoint.MISSING: RuntimeCode.DAMAGED,
+    checkpoint.FENCED: RuntimeCode.FENCED,
+    checkpoint.OTHER_BUILD: RuntimeCode.UNSUITABLE,
+    checkpoint.OTHER_CLASS: RuntimeCode.UNSUITABLE,
+    checkpoint.NEWER_FORMAT: RuntimeCode.UNSUITABLE,
+}
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Gives errors of the parts below the codes that callers tell apart; their sentences stay."""
+    try:
+        yield
+    except ErgoError as error:
+        meaning = _MEANINGS.get(error.code)
+        if meaning is None:
+            raise
+        raise NodeError(error.message, code=meaning, remedy=error.remedy) from error

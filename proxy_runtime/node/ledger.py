@@ -1,0 +1,139 @@
+"""What a node remembers of its jobs, on disk, so that an agent that starts again finds what it owns.
+
+<node>/parts/<job>-e<epoch>.json     a part that is here, from before its shim is started until it has been ended
+<node>/epochs/<job>                  the highest epoch seen of a job, and up to which all is ended
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import orjson
+
+from model.codec import from_json, to_json
+from model.errors import ModelError
+from model.ids import CheckpointId, Epoch, JobId
+from model.job_spec import JobSpec
+from model.manifest import PartRef
+from model.placement import Placement
+from model.shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class PartRecord(Shape):
+    """A job's part on this node.
+
+    Attributes:
+        started: its ranks were started, or restored: where it is gone since, it is lost.
+        checkpoint: what it was restored from; None for a fresh start.
+        base: the volume of that checkpoint, against which a commit joins those of all nodes.
+        build_id: of the runtime.
+        argv, env, cwd: as every manifest tells them; `env` has no secrets.
+        network: of the ranks.
+        first_run: of the job's workflow when it began: a job with the same id and another first run is another.
+    """
+
+    job: JobId
+    epoch: Epoch
+    spec: JobSpec
+    placement: Placement
+    build_id: str
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    network: str = "host"
+    checkpoint: CheckpointId | None = None
+    base: PartRef | None = None
+    started: bool = False
+    first_run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs(Shape):
+    """What is known of a job's epochs: the highest one seen, and the one up to which everything is ended."""
+
+    seen: Epoch = field(default_factory=lambda: Epoch(0))
+    stopped: Epoch = field(default_factory=lambda: Epoch(0))
+
+
+class Ledger:
+    """The files. Thread-safe; only one process has them (`lease.lock_directory`)."""
+
+    def __init__(self, directory: Path) -> None:
+        self._parts = directory / "parts"
+        self._epochs = directory / "epochs"
+        for folder in (self._parts, self._epochs):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = threading.Lock()
+        self._known: dict[JobId, Epochs] = {}
+
+    def epochs(self, job: JobId) -> Epochs:
+        """What is known of a job's epochs."""
+        with self._lock:
+            return self._read(job)
+
+    def note_seen(self, job: JobId, epoch: Epoch) -> None:
+        """Remembers that an epoch exists."""
+        with self._lock:
+            known = self._read(job)
+            if epoch > known.seen:
+                self._write(job, replace(known, seen=epoch))
+
+    def note_stopped(self, job: JobId, epoch: Epoch) -> None:
+        """Remembers that nothing of the job up to this epoch may start any more."""
+        with self._lock:
+            known = self._read(job)
+            if epoch > known.stopped:
+                self._write(job, Epochs(seen=max(known.seen, epoch), stopped=epoch))
+
+    def forget_epochs(self) -> None:
+        """Another incarnation begins: what was stopped on the one before says nothing."""
+        with self._lock:
+            self._known.clear()
+            for path in self._epochs.iterdir():
+                path.unlink()
+
+    def parts(self) -> list[PartRecord]:
+        """All parts that are here."""
+        found: list[PartRecord] = []
+        for path in sorted(self._parts.glob("*.json")):
+            try:
+                found.append(from_json(PartRecord, path.read_bytes()))
+            except (OSError, ModelError):
+                continue  # being removed; or of a build that wrote it otherwise, whose shim nobody here can speak to
+        return found
+
+    def put(self, record: PartRecord) -> None:
+        """Writes a part's record; durable before anything of it is started."""
+        _replace(self._path(record.job, record.epoch), to_json(record))
+
+    def drop(self, job: JobId, epoch: Epoch) -> None:
+        """Removes a part's record, after all of it has been ended."""
+        self._path(job, epoch).unlink(missing_ok=True)
+
+    def _path(self, job: JobId, epoch: Epoch) -> Path:
+        return self._parts / f"{job}-e{int(epoch)}.json"
+
+    def _read(self, job: JobId) -> Epochs:
+        if job not in self._known:
+            try:
+                self._known[job] = from_json(Epochs, (self._epochs / job).read_bytes())
+            except FileNotFoundError:
+                return Epochs()
+        return self._known[job]
+
+    def _write(self, job: JobId, epochs: Epochs) -> None:
+        _replace(self._epochs / job, orjson.dumps({"seen": int(epochs.seen), "stopped": int(epochs.stopped)}))
+        self._known[job] = epochs
+
+
+def _replace(path: Path, data: bytes) -> None:
+    fresh = path.with_name(f".{path.name}.new")
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(path)

@@ -1,0 +1,375 @@
+"""A node's runtime: the six calls of `model.runtime`, over the shims of this machine."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+from model.ids import Epoch, JobId, NodeId, Step
+from model.manifest import NumericsClass
+from model.placement import Placement
+from model.records import JobOnNode, NodeDevice
+from model.runtime import (
+    AttendInput,
+    AttendResult,
+    BarrierInput,
+    BarrierResult,
+    CheckpointInput,
+    CheckpointResult,
+    Outcome,
+    Progress,
+    RestoreInput,
+    RestoreResult,
+    StopInput,
+    StopResult,
+    TransferInput,
+    TransferResult,
+)
+from proxy_runtime import build
+from proxy_runtime.errors import ErgoError
+from proxy_runtime.node import launch
+from proxy_runtime.node.environment import command
+from proxy_runtime.node.errors import fenced, translated, unknown
+from proxy_runtime.node.joining import Joined
+from proxy_runtime.node.launch import NodeProfile
+from proxy_runtime.node.ledger import Ledger
+from proxy_runtime.node.parts import Part, Parts
+from proxy_runtime.node.peers import Peers
+from proxy_runtime.node.storage import Storage
+from proxy_runtime.node.volumes import BaseVolumes
+from proxy_runtime.shim import remains
+from proxy_runtime.shim.header import numerics_class
+from proxy_runtime.shim.part import Phase
+from proxy_runtime.shim.part_client import PartClient
+from proxy_runtime.storage.fleet import FleetStore
+
+START_S = 120.0
+"""How long the nodes of a job may take, from one another's view, to prepare and connect a fresh start."""
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+class LocalNodeRuntime:
+    """Implements `model.runtime.NodeRuntime` with the processes of this machine.
+
+    An agent that starts again on the same directory finds its parts: everything that matters is on disk or in shims.
+
+    Args:
+        node: this node, with its incarnation.
+        directory: the node's: shims, chunk store, base volumes, ledger. No other process uses it.
+        fleet: the fleet's store.
+        host: address at which other nodes reach the device proxies of this one.
+        devices: the node's accelerators.
+        device_kind: torch device type that proxies execute on.
+        threads: threads a device.
+        python: interpreter that ``python`` in a job's command stands for.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        directory: Path,
+        fleet: FleetStore,
+        *,
+        host: str,
+        devices: tuple[NodeDevice, ...],
+        device_kind: str = "cpu",
+        threads: int = 1,
+        python: str = sys.executable,
+    ) -> None:
+        self.node = node
+        self.directory = directory
+        self._fleet = fleet
+        self._python = python
+        self._storage = Storage(fleet, directory / "store", node)
+        names = tuple("/".join(device.id.path) for device in devices)
+        self._profile = NodeProfile(node, names, device_kind, threads, directory / "store", host)
+        self._volumes = BaseVolumes(directory, self._storage.materialize)
+        self._ledger = Ledger(directory)
+        self.parts = Parts(directory / "runs", self._ledger)
+        self._peers = Peers(self._storage.address, self._storage.token)
+        self._calls = Joined()
+        self._locks: defaultdict[JobId, threading.RLock] = defaultdict(threading.RLock)
+
+    # ------------------------------------------------------------------ the six calls
+
+    def attend(self, request: AttendInput, report: Callable[[Progress], None]) -> AttendResult:
+        """Runs the node's part of a job until it ends; see `model.runtime.AttendInput`.
+
+        Whatever `report` raises lets go of the part, whose ranks run on.
+        """
+        job, epoch = request.job, request.epoch
+        with translated():
+            part = self.parts.get(job, epoch)
+            if self._ledger.epochs(job).stopped >= epoch and (part is None or part.ended):
+                return AttendResult(Outcome.STOPPED, part.progress if part else _NOTHING)
+            if part is None or not part.record.started:
+                self._admit(job, epoch)
+                if request.start == "restored":
+                    raise unknown(job, epoch, self.node)
+                try:
+                    part = self._calls.run(("start", job, epoch), lambda: self._start(request))
+                except ErgoError:
+                    if self._ledger.epochs(job).stopped >= epoch:
+                        return AttendResult(Outcome.STOPPED, _NOTHING)
+                    raise
+            elif request.start == "restored" and part.client.alive:
+                self._go(part)
+            return part.follow(report)
+
+    def barrier(self, request: BarrierInput) -> BarrierResult:
+        """Stops at a cut, finishes it, or resumes."""
+        with translated():
+            part = self._part(request.job, request.epoch)
+            client, cut, limit = part.client, request.cut, request.deadline_s
+            if request.phase == "stop":
+                at, prefer = request.at_step, request.prefer_step_s
+                return client.stop_queues(cut, at_step=at, prefer_step_s=prefer, deadline_s=limit)
+            if request.phase == "finish":
+                return client.finish(cut, request.targets, deadline_s=limit)
+            client.resume(cut, deadline_s=limit)
+            return BarrierResult(reached=True, ranks=())
+
+    def checkpoint(self, request: CheckpointInput) -> CheckpointResult:
+        """Writes the node's parts of a checkpoint into its store and the fleet's, or commits one."""
+        kind = "write" if request.commit is None else "commit"
+        key = (kind, request.job, request.epoch, request.cut, request.kind)
+        with translated():
+            part = self._part(request.job, request.epoch)
+            call = self._write if request.commit is None else self._commit
+            return self._calls.run(key, lambda: call(part, request))
+
+    def transfer(self, request: TransferInput) -> TransferResult:
+        """Fetches and verifies missing chunks; goes on where an earlier call left off."""
+        key = ("transfer", request.job, request.epoch, request.checkpoint, request.ranks)
+        with translated():
+            self._require_current(request.job, request.epoch)
+            return self._calls.run(key, lambda: self._storage.pull(request), remember=False)
+
+    def restore(self, request: RestoreInput) -> RestoreResult:
+        """Restores the node's part of a job, paused."""
+        job, epoch = request.job, request.epoch
+        with translated():
+            self._admit(job, epoch)
+            return self._calls.run(("restore", job, epoch), lambda: self._restore(request))
+
+    def stop(self, request: StopInput) -> StopResult:
+        """Ends the node's part of a job, and what older epochs have left."""
+        job, epoch = request.job, request.epoch
+        with translated():
+            before = self.parts.get(job, epoch)
+            self._ledger.note_stopped(job, epoch)
+            self._end_up_to(job, epoch, request.grace_s, request.reason)
+            return StopResult(epoch, before.progress if before else None)
+
+    # ------------------------------------------------------------------ what an agent asks
+
+    @property
+    def numerics(self) -> NumericsClass:
+        """Class of the node's devices; takes seconds the first time, and minutes where the build is missing."""
+        profile = self._profile
+        return numerics_class(self._build(), profile.device_kind, profile.threads)
+
+    def jobs(self) -> tuple[JobOnNode, ...]:
+        """What is here, with steps, for the node's record."""
+        return tuple(part.on_node for part in self.parts.all())
+
+    def seen(self, job: JobId) -> Epoch:
+        """The highest epoch of a job that the node has seen."""
+        return self._ledger.epochs(job).seen
+
+    def end_fenced(self) -> None:
+        """Ends parts of epochs below the one that counts.
+
+        Raises:
+            ErgoError: the fleet's store does not answer, or something does not end.
+        """
+        for job in {part.job for part in self.parts.all()}:
+            head = self._fleet.head(job)
+            if head is not None:
+                self._see(job, head.epoch)
+
+    def end_everything(self, reason: str) -> None:
+        """Ends all that is here, parts that no record tells of included. Another incarnation may then begin."""
+        for part in self.parts.all():
+            self._end_up_to(part.job, part.epoch, 0.0, reason)
+        for layout in self.parts.strangers():
+            PartClient(layout).end()
+        self._ledger.forget_epochs()
+        self._volumes.keep_only(())
+
+    def freeze(self, frozen: bool) -> None:
+        """Holds, or lets go on, the jobs that must not run while their node is cut off."""
+        for part in self.parts.all():
+            if part.record.spec.on_lost_lease == "freeze":
+                _log.warning("frozen" if frozen else "thawed", job=str(part.job), epoch=int(part.epoch))
+                part.freeze(frozen)
+
+    def transferred(self, job: JobId, epoch: Epoch) -> int:
+        """Bytes that a transfer under way has brought so far."""
+        return self._storage.pulled(job, epoch)
+
+    # ------------------------------------------------------------------ epochs
+
+    def _part(self, job: JobId, epoch: Epoch) -> Part:
+        seen = self._ledger.epochs(job).seen
+        if seen > epoch:
+            raise fenced(job, epoch, seen)
+        part = self.parts.get(job, epoch)
+        if part is None or part.ended:
+            raise unknown(job, epoch, self.node)
+        return part
+
+    def _require_current(self, job: JobId, epoch: Epoch) -> None:
+        head = self._fleet.head(job)
+        known = max(self._ledger.epochs(job).seen, head.epoch if head else Epoch(0))
+        if known > epoch:
+            raise fenced(job, epoch, known)
+
+    def _admit(self, job: JobId, epoch: Epoch) -> None:
+        """Refuses what is out of date, and ends what this epoch makes so."""
+        self._require_current(job, epoch)
+        self._see(job, epoch)
+
+    def _see(self, job: JobId, epoch: Epoch) -> None:
+        self._ledger.note_seen(job, epoch)
+        older = [part for part in self.parts.of_job(job) if part.epoch < epoch]
+        if older:
+            last = older[-1].epoch
+            self._ledger.note_stopped(job, last)
+            self._end_up_to(job, last, 0.0, f"Epoch {epoch} of the job counts.")
+
+    def _end_up_to(self, job: JobId, epoch: Epoch, grace_s: float, reason: str) -> None:
+        with self._locks[job]:
+            for part in self.parts.of_job(job):
+                if part.epoch <= epoch:
+                    _log.info("ends a part", job=str(job), epoch=int(part.epoch), reason=reason)
+                    self.parts.end(part, grace_s)
+        self._calls.forget(lambda key: key[1] == job and key[2] <= epoch)
+
+    # ------------------------------------------------------------------ starting
+
+    def _start(self, request: AttendInput) -> Part:
+        job, epoch, spec = request.job, request.epoch, request.spec
+        launch.require_devices(self._profile, request.placement)
+        made = self._build()
+        what = command(spec, python=self._python)
+        record = launch.fresh_record(job, epoch, spec, request.placement, what, made, self._first_run(job))
+        with self._ended_on_error(self._placed(record, what.whole_env, made)) as part:
+            self._connect(part, request.placement, fresh=True, deadline_s=START_S)
+            part.mark_started()
+            return part
+
+    def _restore(self, request: RestoreInput) -> RestoreResult:
+        clock = _Clock()
+        job, epoch, spec = request.job, request.epoch, request.spec
+        launch.require_devices(self._profile, request.placement)
+        manifest = self._storage.manifest(spec.tenant, job, request.checkpoint)
+        made = launch.require_fitting(manifest, self.numerics)
+        record = launch.restored_record(epoch, spec, request.placement, manifest, self._first_run(job))
+        with self._ended_on_error(self._placed(record, record.env, made)) as part:
+            clock.lap("base")
+            self._connect(part, request.placement, fresh=False, deadline_s=request.deadline_s)
+            clock.lap("connect")
+            result = part.client.restore(request.checkpoint, deadline_s=request.deadline_s)
+            part.mark_started()
+            part.look()
+        return RestoreResult(result.ranks, {**result.timings_ms, **clock.laps})
+
+    def _placed(self, record: launch.PartRecord, env: dict[str, str], made: build.Build) -> Part:
+        """The part with its shim, which has started nothing yet."""
+        job, epoch = record.job, record.epoch
+        spec = launch.run_spec(self._profile, record, env, self._volumes.of(record.spec))
+        self._storage.store(record.spec.tenant)  # makes the tenant's key known to the store
+        with self._locks[job]:  # whoever stops the epoch comes before this, or finds the part
+            known = self._ledger.epochs(job)
+            if known.seen > epoch:
+                raise fenced(job, epoch, known.seen)
+            if known.stopped >= epoch:
+                raise unknown(job, epoch, self.node)
+            part = self.parts.get(job, epoch)
+            if part is not None and part.record.started and not part.client.alive:
+                raise unknown(job, epoch, self.node)
+            part = part or self.parts.add(record)
+            with self._ended_on_error(part):
+                part.client.spawn(spec, made.root, self.directory / "runs")
+        return part
+
+    def _connect(self, part: Part, placement: Placement, *, fresh: bool, deadline_s: float) -> None:
+        """Proxies of all nodes of the job reach one another."""
+        limit = time.monotonic() + deadline_s
+        job, epoch = part.job, part.epoch
+        part.endpoints = part.client.prepare(self._profile.host, fresh=fresh, deadline_s=deadline_s)
+        others = [node for node in placement.nodes if node != self.node]
+        found = self._peers.endpoints(
+            job, epoch, others, max(1.0, limit - time.monotonic()), over=lambda: self._stopped(part)
+        )
+        token = self._storage.fabric_token(part.record.spec.tenant, job, epoch)
+        part.client.connect([*part.endpoints, *found], token, deadline_s=max(1.0, limit - time.monotonic()))
+
+    def _go(self, part: Part) -> None:
+        if part.look().phase is Phase.PAUSED:
+            part.client.go()
+
+    def _stopped(self, part: Part) -> bool:
+        return part.ended or self._ledger.epochs(part.job).stopped >= part.epoch
+
+    @contextmanager
+    def _ended_on_error(self, part: Part) -> Iterator[Part]:
+        try:
+            yield part
+        except BaseException:
+            with self._locks[part.job]:
+                if not part.ended:
+                    self.parts.end(part, 0.0)
+            raise
+
+    def _first_run(self, job: JobId) -> str:
+        head = self._fleet.head(job)
+        return head.first_execution_run if head else ""
+
+    def _build(self) -> build.Build:
+        return build.ensure(self._python)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _write(self, part: Part, request: CheckpointInput) -> CheckpointResult:
+        clock = _Clock()
+        kind = "full" if request.kind == "suspend" else request.kind
+        written = part.client.write(request.cut, kind, deadline_s=request.deadline_s)
+        clock.lap("write")
+        pushed = self._storage.push(part.record.spec.tenant, written)
+        clock.lap("push")
+        return CheckpointResult(
+            parts=pushed,
+            stored_bytes=written.stored_bytes,
+            total_bytes=written.total_bytes,
+            timings_ms={**written.timings_ms, **clock.laps},
+        )
+
+    def _commit(self, part: Part, request: CheckpointInput) -> CheckpointResult:
+        parts = request.commit or ()
+        return self._storage.commit(part.record, self.numerics, parts, parent=request.parent, kind=request.kind)
+
+
+_NOTHING = Progress(Step(0), 0)
+
+
+class _Clock:
+    """Names stretches of time, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + (now - self._since) * 1e3
+        self._since = now
