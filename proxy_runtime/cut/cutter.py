@@ -1,28 +1,28 @@
-"""Taking a cut of a generation: stop, agree, finish, freeze, dump.
+"""The phases of a cut of a generation: stop, agree, finish, freeze and dump, pack.
 
-After `Cutter.take` every rank is held (stopped), every proxy stands at the agreed cut, and all state lies
-in the scratch directory except the volume, which is in the checkpoint writer already. `Generation.release`
-undoes everything at any moment before the old processes are ended.
+A job that is on one node goes through them in one call; of a job on several nodes each shim does a phase when the
+control plane says so, which agrees on the targets in between. After `Cutter.dump` with `hold` every local rank is
+held (stopped), every proxy stands at the agreed cut, and all state lies in the scratch directory except the volume,
+which is in the checkpoint writer already. `Generation.release` undoes everything at any moment before the old
+processes are ended.
 """
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from model.ids import CheckpointId
-from model.manifest import ManifestHeader
 from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.writer import CheckpointWriter
 from proxy_runtime.cut.agreement import targets, verify_completed
 from proxy_runtime.process import criu
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.shim.generation import Generation, Rank, in_parallel
-from proxy_runtime.shim.spec import CutReport, CutRequest, RunError
+from proxy_runtime.shim.spec import CutReport, RunError
 
 
 def elapsed_ms(since: float) -> float:
@@ -30,107 +30,130 @@ def elapsed_ms(since: float) -> float:
     return (time.perf_counter() - since) * 1e3
 
 
-@dataclass(slots=True)
-class Frozen:
-    """A consistent cut on disk, not yet committed."""
-
-    writer: CheckpointWriter
-    scratch: Path
-    ranks: list[Rank]
-    counts: dict[int, dict[str, Any]]  # per rank, as its proxy reported them
-
-    def write(self, header: ManifestHeader) -> CheckpointId:
-        """Packs everything and commits the manifest; the writer is aborted when that fails."""
-        try:
-            for rank in self.ranks:
-                base = self.scratch / f"rank-{rank.rank}"
-                self.writer.add_file(Part.device(rank.rank), "meta", base / "meta")
-                self.writer.add_file(Part.device(rank.rank), "storages", base / "storages")
-                if (base / "process").is_dir():
-                    self.writer.add_tree(Part.process(rank.rank), base / "process")
-            return self.writer.commit(header)
-        except BaseException:
-            self.writer.abort()
-            raise
-
-
 class Cutter:
-    """One cut of one generation. Every wait has a deadline; every failure raises ErgoError."""
+    """One cut of one generation. Every wait has a deadline; every failure raises ErgoError.
 
-    def __init__(
-        self, generation: Generation, tool: Criu, scratch: Path, request: CutRequest, report: CutReport
-    ) -> None:
+    Attributes:
+        counts: per local rank what its proxy has reported: `step`, `comms` (sequence -> `contributed`, `completed`,
+            `members`); as of `stop`, then of `finish`.
+    """
+
+    def __init__(self, generation: Generation, tool: Criu, scratch: Path, report: CutReport) -> None:
+        """`report` is filled in; `scratch` becomes this cut's own."""
         self._generation = generation
         self._tool = tool
         self._scratch = scratch
-        self._request = request
         self._report = report
-        self._counts: dict[int, dict[str, Any]] = {}
+        self.counts: dict[int, dict[str, Any]] = {}
 
-    def take(self, writer: CheckpointWriter) -> Frozen:
-        """Raises ErgoError; the caller then releases the generation."""
-        try:
-            self._await_ranks()
-            self._counts = self._stop()
-            self._finish()
-            self._require_clean_processes()
-            self._dump(writer)
-        except BaseException:
-            writer.abort()
-            raise
-        generation = self._generation
-        return Frozen(writer, self._scratch, generation.ranks, self._counts)
+    # ------------------------------------------------------------------ phases
 
-    def _await_ranks(self) -> None:
-        """Until every rank has taken its channel: for its first tenths of a second it still holds the descriptor."""
-        limit = time.monotonic() + self._request.deadline_s
-        while not all(rank.attached for rank in self._generation.ranks):
-            self._generation.poll_exits()
-            if time.monotonic() > limit:
-                raise RunError("not every rank has started in time.", code="cut.deadline")
-            time.sleep(0.002)
+    def stop(self, *, at_step: int | None, step_deadline_s: float, deadline_s: float) -> None:
+        """Holds every queue at a message boundary and counts.
 
-    def _stop(self) -> dict[int, dict[str, Any]]:
+        `at_step` is a preference: when not every rank gets there in time, wherever they are is taken.
+        """
+        self._await_ranks(deadline_s)
         start = time.perf_counter()
-        request, proxies = self._request, self._generation.proxies
-        if request.at_step is not None:
-            # A preference: when not every rank gets there in time, wherever they are is taken.
+        proxies = list(self._generation.proxies.values())
+        if at_step is not None:
             replies = in_parallel(
-                [
-                    lambda proxy=proxy: proxy.stop(at_step=request.at_step, deadline_s=request.step_deadline_s)
-                    for proxy in proxies
-                ]
+                [lambda proxy=proxy: proxy.stop(at_step=at_step, deadline_s=step_deadline_s) for proxy in proxies]
             )
             self._report.reached_step = all(reply["reached"] for reply in replies)
             self._report.ms["wait_for_step"] = elapsed_ms(start)
             start = time.perf_counter()
-        replies = in_parallel([lambda proxy=proxy: proxy.stop(deadline_s=request.deadline_s) for proxy in proxies])
+        replies = in_parallel([lambda proxy=proxy: proxy.stop(deadline_s=deadline_s) for proxy in proxies])
         self._report.ms["stop"] = elapsed_ms(start)
-        counts: dict[int, dict[str, Any]] = {}
+        self.counts = {}
         for reply in replies:
-            counts.update({int(rank): value for rank, value in reply["ranks"].items()})
-        self._report.steps = [
-            counts[rank]["step"] if rank in counts else 0 for rank in range(len(self._generation.ranks))
-        ]
-        return counts
+            self.counts.update({int(rank): value for rank, value in reply["ranks"].items()})
+        ranks = self._generation.ranks
+        self._report.steps = [self.counts.get(rank.rank, {}).get("step", 0) for rank in ranks]
 
-    def _finish(self) -> None:
+    def targets(self) -> dict[str, int]:
+        """What a job agrees on whose ranks are all here."""
+        return targets(counts["comms"] for counts in self.counts.values())
+
+    def finish(self, goal: Mapping[str, int], *, deadline_s: float) -> None:
+        """Completes every collective up to the goal, and store requests that are under way."""
         start = time.perf_counter()
-        goal = targets(counts["comms"] for counts in self._counts.values())
-        replies = in_parallel(
-            [
-                lambda proxy=proxy: proxy.finish(goal, deadline_s=self._request.deadline_s)
-                for proxy in self._generation.proxies
-            ]
-        )
+        proxies = self._generation.proxies.values()
+        replies = in_parallel([lambda proxy=proxy: proxy.finish(goal, deadline_s=deadline_s) for proxy in proxies])
         self._report.ms["agree"] = elapsed_ms(start)
         verify_completed(reply["completed"] for reply in replies)
         for reply in replies:
             for sequence, ranks in reply["completed"].items():
                 for rank, count in ranks.items():
-                    self._counts[int(rank)]["comms"][sequence]["completed"] = count
+                    comms = self.counts[int(rank)]["comms"]
+                    if sequence in comms:
+                        comms[sequence]["completed"] = count
         self._report.pending_operations = sum(reply["pending_operations"] for reply in replies)
         self._report.pending_bytes = sum(reply["pending_bytes"] for reply in replies)
+
+    def dump(self, writer: CheckpointWriter, *, hold: bool, deadline_s: float) -> None:
+        """Dumps devices and processes into the scratch directory and the volume, all frozen together, into `writer`.
+
+        Args:
+            writer: takes the volume now, and the rest with `pack`. It stays the caller's: abort it after an error.
+            hold: keep the ranks stopped afterwards.
+            deadline_s: for all of it.
+        """
+        self._require_clean_processes()
+        start = time.perf_counter()
+        generation = self._generation
+        living = generation.living()
+        capture = _FrozenTogether(len(living), deadline_s, lambda: self._capture(writer, hold))
+
+        def device(rank: Rank) -> int:
+            base = self._scratch / f"rank-{rank.rank}"
+            base.mkdir(mode=0o700, exist_ok=True)
+            size = generation.proxy_of(rank).dump(rank.rank, base / "meta", base / "storages", deadline_s=deadline_s)
+            self._report.ms["device"] = max(self._report.ms.get("device", 0.0), elapsed_ms(start))
+            return size
+
+        def process(rank: Rank) -> int:
+            images = self._scratch / f"rank-{rank.rank}" / "process"
+            images.mkdir(mode=0o700, parents=True, exist_ok=True)
+            assert rank.container is not None
+            try:
+                done = criu.dump(self._tool, rank.container, images, on_frozen=capture.wait, deadline_s=deadline_s)
+            except BaseException:
+                capture.abort()  # the others must not wait for one that never comes
+                raise
+            return done.bytes
+
+        calls: list[Callable[[], int]] = [lambda rank=rank: process(rank) for rank in living]
+        calls += [lambda rank=rank: device(rank) for rank in generation.ranks]
+        sizes = in_parallel(calls)
+        if not living:  # all have ended: nobody is left who could write to the volume
+            capture.wait()
+        self._report.ms["process"] = elapsed_ms(start)
+        self._report.image_bytes, self._report.device_bytes = sum(sizes[: len(living)]), sum(sizes[len(living) :])
+
+    def pack(self, writer: CheckpointWriter) -> None:
+        """Hands what was dumped to the writer. The ranks may run meanwhile."""
+        for rank in self._generation.ranks:
+            base = self._scratch / f"rank-{rank.rank}"
+            writer.add_file(Part.device(rank.rank), "meta", base / "meta")
+            writer.add_file(Part.device(rank.rank), "storages", base / "storages")
+            if (base / "process").is_dir():
+                writer.add_tree(Part.process(rank.rank), base / "process")
+
+    def discard(self) -> None:
+        """Removes the scratch directory."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    # ------------------------------------------------------------------ what they consist of
+
+    def _await_ranks(self, deadline_s: float) -> None:
+        """Until every rank has taken its channel: for its first tenths of a second it still holds the descriptor."""
+        limit = time.monotonic() + deadline_s
+        while not all(rank.attached for rank in self._generation.ranks):
+            self._generation.poll_exits()
+            if time.monotonic() > limit:
+                raise RunError("not every rank has started in time.", code="cut.deadline")
+            time.sleep(0.002)
 
     def _require_clean_processes(self) -> None:
         start = time.perf_counter()
@@ -143,42 +166,10 @@ class Cutter:
                 remedy="Close it in the script; the job runs on.",
             )
 
-    def _dump(self, writer: CheckpointWriter) -> None:
+    def _capture(self, writer: CheckpointWriter, hold: bool) -> None:
+        """Runs once, while every local rank is frozen: nobody can write to the volume."""
         start = time.perf_counter()
-        generation = self._generation
-        living = generation.living()
-        capture = _FrozenTogether(len(living), self._request.deadline_s, lambda: self._capture(writer))
-
-        def device(rank: Rank) -> int:
-            base = self._scratch / f"rank-{rank.rank}"
-            base.mkdir(mode=0o700, exist_ok=True)
-            size = generation.proxy_of(rank).dump(rank.rank, base / "meta", base / "storages")
-            self._report.ms["device"] = max(self._report.ms.get("device", 0.0), elapsed_ms(start))
-            return size
-
-        def process(rank: Rank) -> int:
-            images = self._scratch / f"rank-{rank.rank}" / "process"
-            images.mkdir(mode=0o700, parents=True, exist_ok=True)
-            assert rank.container is not None
-            try:
-                done = criu.dump(
-                    self._tool, rank.container, images, on_frozen=capture.wait, deadline_s=self._request.deadline_s
-                )
-            except BaseException:
-                capture.abort()  # the others must not wait for one that never comes
-                raise
-            return done.bytes
-
-        calls: list[Callable[[], int]] = [lambda rank=rank: process(rank) for rank in living]
-        calls += [lambda rank=rank: device(rank) for rank in generation.ranks]
-        sizes = in_parallel(calls)
-        self._report.ms["process"] = elapsed_ms(start)
-        self._report.image_bytes, self._report.device_bytes = sum(sizes[: len(living)]), sum(sizes[len(living) :])
-
-    def _capture(self, writer: CheckpointWriter) -> None:
-        """Runs once, while every rank of the job is frozen: nobody can write to the volume."""
-        start = time.perf_counter()
-        if self._request.move or self._request.stop:
+        if hold:
             self._generation.hold()
         writer.add_tree(Part.volume(), self._generation.layout.volume)
         self._report.ms["volume"] = elapsed_ms(start)

@@ -1,4 +1,4 @@
-"""Connecting the device proxies of a node to one another."""
+"""Connecting the device proxies of a job to one another, on one node or over several."""
 
 from __future__ import annotations
 
@@ -6,63 +6,125 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from proxy_runtime.device.connection import DEFAULT_DEADLINE_S, DeviceProxyClient
+from proxy_runtime.device.errors import DeviceProxyError
 
 Transport = Literal["shm", "tcp"]
 
+Address = tuple[str, int]
+"""Host and port."""
+
+Pair = tuple[int, int]
+"""Two devices by index, the lower one first: it listens."""
+
 
 def connect_fabric(
-    proxies: Sequence[DeviceProxyClient],
+    proxies: Sequence[DeviceProxyClient] | Mapping[int, DeviceProxyClient],
     placement: Sequence[int],
     *,
     transport: Transport | str = "shm",
+    remote: Mapping[Pair, Address] | None = None,
+    token: str | None = None,
     deadline_s: float = DEFAULT_DEADLINE_S,
 ) -> None:
-    """Connects the proxies of one node to one another, each to each.
+    """Connects the proxies of one node to one another and to those of other nodes, each to each.
 
     Args:
-        proxies: by index.
-        placement: for each global rank the index of its proxy.
-        transport: `shm`, or `tcp` over the loopback (what proxies of several nodes use).
+        proxies: of this node, by index of their devices in the whole job.
+        placement: for each global rank the index of its device.
+        transport: between proxies of this node: `shm`, or `tcp` over the loopback.
+        remote: where the lower device of a pair listens, at least for all pairs of a device here and one elsewhere;
+            the other nodes must be connecting at the same time.
+        token: by which proxies know each other; the same on all nodes. None for a random one.
+        deadline_s: until all are connected.
 
     Raises:
-        DeviceProxyError: of the first proxy that failed.
+        DeviceProxyError: of the first proxy that failed; an address is missing (`device-proxy.request`).
     """
-    token = secrets.token_hex(16)
-    peers: list[list[dict[str, Any]]] = [[] for _ in proxies]
-    descriptors: list[list[int]] = [[] for _ in proxies]
+    local = dict(proxies) if isinstance(proxies, Mapping) else dict(enumerate(proxies))
+    token = token or secrets.token_hex(16)
+    peers: dict[int, list[dict[str, Any]]] = {index: [] for index in local}
+    descriptors: dict[int, list[int]] = {index: [] for index in local}
+
+    def over_tcp(pair: Pair, address: Address) -> None:
+        for one, other, how in ((*pair, "listen"), (*reversed(pair), "connect")):
+            if one in local:
+                peers[one].append({"index": other, "kind": "tcp", how: list(address)})
+
     with contextlib.ExitStack() as stack:
-        segment = proxies[0].hello(deadline_s=deadline_s).shm_segment_bytes if len(proxies) > 1 else 0
-        for low in range(len(proxies)):
-            for high in range(low + 1, len(proxies)):
-                if transport == "shm":
-                    fd = os.memfd_create("ergo-fabric", os.MFD_CLOEXEC)
-                    stack.callback(os.close, fd)
-                    os.ftruncate(fd, segment)
-                    for one, other in ((low, high), (high, low)):
-                        peers[one].append({"index": other, "kind": "shm"})
-                        descriptors[one].append(fd)
-                else:
-                    address = ["127.0.0.1", _free_port()]
-                    peers[low].append({"index": high, "kind": "tcp", "listen": address})
-                    peers[high].append({"index": low, "kind": "tcp", "connect": address})
-        with ThreadPoolExecutor(max_workers=max(1, len(proxies))) as pool:
+        segment = next(iter(local.values())).hello(deadline_s=deadline_s).shm_segment_bytes if len(local) > 1 else 0
+        for pair in _pairs(local, placement):
+            if not set(pair) <= local.keys():
+                if remote is None or pair not in remote:
+                    raise DeviceProxyError(
+                        f"Nobody has said where device {pair[0]} listens for device {pair[1]}.",
+                        code="device-proxy.request",
+                    )
+                over_tcp(pair, remote[pair])
+            elif transport == "tcp":
+                held = stack.enter_context(reserve("127.0.0.1"))
+                over_tcp(pair, address_of(held))
+            else:
+                fd = os.memfd_create("ergo-fabric", os.MFD_CLOEXEC)
+                stack.callback(os.close, fd)
+                os.ftruncate(fd, segment)
+                for one, other in (pair, reversed(pair)):
+                    peers[one].append({"index": other, "kind": "shm"})
+                    descriptors[one].append(fd)
+        with ThreadPoolExecutor(max_workers=max(1, len(local))) as pool:
             calls = [
                 pool.submit(
                     proxy.fabric, index, placement, token, peers[index], descriptors[index], deadline_s=deadline_s
                 )
-                for index, proxy in enumerate(proxies)
+                for index, proxy in local.items()
             ]
         for call in calls:
             call.result()
 
 
-def _free_port() -> int:
-    # Taken again by the proxy a moment later; a collision is a clear error of `connect_fabric`, which can be repeated.
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def listening_pairs(local: Sequence[int], placement: Sequence[int]) -> list[Pair]:
+    """Pairs whose lower device is here and whose higher one is on another node."""
+    return [pair for pair in _pairs(local, placement) if pair[0] in local and pair[1] not in local]
+
+
+def reserve(host: str) -> socket.socket:
+    """Takes a free TCP port, for a proxy to listen on.
+
+    As long as the socket is open, nobody else is given the port: it is bound, but does not listen, and a proxy,
+    which like it allows reuse of its address, may bind it too.
+
+    Raises:
+        DeviceProxyError: the host is none of this machine (`device-proxy.address`).
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        held = socket.socket(family, kind, protocol)
+        try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(address)
+        except BaseException:
+            held.close()
+            raise
+    except OSError as error:
+        raise DeviceProxyError(
+            f"Device proxies cannot listen on {host}: {error}.",
+            code="device-proxy.address",
+            remedy="Give the node an address of this machine that the other nodes reach.",
+        ) from error
+    return held
+
+
+def address_of(held: socket.socket) -> Address:
+    """Host and port of a reserved socket."""
+    host, port = held.getsockname()[:2]
+    return str(host), int(port)
+
+
+def _pairs(local: Sequence[int] | Mapping[int, Any], placement: Sequence[int]) -> list[Pair]:
+    """All pairs of devices of the job with at least one of them here."""
+    used = sorted({*placement, *local})
+    return [(low, high) for low in used for high in used if low < high and (low in local or high in local)]

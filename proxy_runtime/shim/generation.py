@@ -1,4 +1,6 @@
-"""Everything alive of one epoch of a job on a node: its device proxies, its rings and its ranks.
+"""Everything alive of one epoch of a job on a node: its local device proxies, rings and ranks.
+
+The node may have the whole job, or a part of it (`RunSpec.part`): ranks and devices go by their numbers in the job.
 
 A cut that moves the job makes a new generation from a checkpoint while the old one is held, and ends the
 old one only when the new one stands; until then the old one can go on as if nothing had been asked.
@@ -9,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from proxy_runtime.build import Build
 from proxy_runtime.channel.ring import Ring
 from proxy_runtime.cut.agreement import verify_completed
 from proxy_runtime.device.client import DeviceProxyClient, Zygote, connect_fabric
+from proxy_runtime.device.wiring import Address, Pair
 from proxy_runtime.process import criu, inspect
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.process.namespace import Container, ContainerSpec, Overlay, Volume, hold_volume, launch
@@ -45,12 +48,16 @@ def in_parallel(calls: Iterable[Callable[[], T]]) -> list[T]:
 
 @dataclass(slots=True)
 class Rank:
-    """One rank of a generation. `exit` is set once it has ended."""
+    """One local rank of a generation. `exit` is set once it has ended.
+
+    `last_step` is the step that it had when last looked at: its ring goes before it is asked for the last time.
+    """
 
     rank: int
     ring: Ring | None = None
     container: Container | None = None
     exit: RankExit | None = None
+    last_step: int = 0
 
     @property
     def alive(self) -> bool:
@@ -61,10 +68,25 @@ class Rank:
         """The rank has mapped its ring and let go of the descriptor (or has ended)."""
         return self.exit is not None or (self.ring is not None and self.ring.rank_attached)
 
+    @property
+    def step(self) -> int:
+        """The last step whose device work is done."""
+        if self.ring is not None:
+            with suppress(ValueError):  # being closed in another thread
+                self.last_step = self.ring.step_done
+        return self.last_step
+
 
 @dataclass(slots=True)
 class Generation:
-    """Proxies and ranks of one epoch. Not thread-safe: the shim's one operation thread drives it."""
+    """Proxies and ranks of one epoch. Not thread-safe: one operation of the shim at a time drives it.
+
+    Attributes:
+        devices: number of devices of the whole job.
+        placement: for every rank of the job the index of its device.
+        proxies: local ones, by index of their devices.
+        ranks: local ones.
+    """
 
     spec: RunSpec
     epoch: int
@@ -72,7 +94,7 @@ class Generation:
     build: Build
     devices: int
     placement: tuple[int, ...]
-    proxies: list[DeviceProxyClient] = field(default_factory=list)
+    proxies: dict[int, DeviceProxyClient] = field(default_factory=dict)
     ranks: list[Rank] = field(default_factory=list)
     volume: Volume | None = None
 
@@ -80,20 +102,39 @@ class Generation:
 
     @classmethod
     def prepare(cls, spec: RunSpec, epoch: int, layout: EpochLayout, build: Build, devices: int) -> Generation:
-        placement = contiguous_placement(spec.world_size, devices)
+        part = spec.part
+        placement = part.device_of_rank if part else contiguous_placement(spec.world_size, devices)
+        local = part.local_devices if part else tuple(range(devices))
         generation = cls(spec, epoch, layout, build, devices, placement)
-        generation.ranks = [Rank(rank) for rank in range(spec.world_size)]
+        generation.ranks = [Rank(rank) for rank, device in enumerate(placement) if device in local]
         return generation
 
-    def fork_proxies(self, zygote: Zygote) -> None:
-        """Forks this generation's proxies from the zygote and connects them to one another."""
-        self.proxies = in_parallel(
-            [
-                lambda device=device: zygote.fork(self.layout.proxy_log(device), threads=self.spec.threads)
-                for device in range(self.devices)
-            ]
+    @property
+    def local_devices(self) -> list[int]:
+        """Indices of the devices of the local ranks."""
+        return sorted({self.placement[rank.rank] for rank in self.ranks})
+
+    def fork_proxies(self, zygote: Zygote, deadline_s: float = 60.0) -> None:
+        """Forks the local proxies from the zygote."""
+        devices, threads = self.local_devices, self.spec.threads
+        forks = [
+            lambda device=device: zygote.fork(self.layout.proxy_log(device), threads=threads, deadline_s=deadline_s)
+            for device in devices
+        ]
+        self.proxies = dict(zip(devices, in_parallel(forks), strict=True))
+
+    def connect(
+        self, remote: Mapping[Pair, Address] | None = None, token: str | None = None, deadline_s: float = 60.0
+    ) -> None:
+        """Connects the local proxies to one another and to those of other nodes; see `connect_fabric`."""
+        connect_fabric(
+            self.proxies,
+            self.placement,
+            transport=self.spec.transport,
+            remote=remote,
+            token=token,
+            deadline_s=deadline_s,
         )
-        connect_fabric(self.proxies, self.placement, transport=self.spec.transport)
 
     def mount(self) -> None:
         """Mounts the job directory: as it was at submission, with what the job changed on top.
@@ -124,7 +165,7 @@ class Generation:
 
     def start(self) -> None:
         """Lets the proxies execute."""
-        in_parallel([proxy.run for proxy in self.proxies])
+        in_parallel([proxy.run for proxy in self.proxies.values()])
 
     def container_spec(self, rank: Rank, *, channel: bool = True) -> ContainerSpec:
         spec, layout = self.spec, self.layout
@@ -175,14 +216,14 @@ class Generation:
 
     def dead_proxy(self) -> int | None:
         """Index of a proxy that has died, or None."""
-        for index, proxy in enumerate(self.proxies):
+        for index, proxy in self.proxies.items():
             if not proxy.alive:
                 return index
         return None
 
     def step(self) -> list[int]:
         """Steps whose device work is done, per rank."""
-        return [rank.ring.step_done if rank.ring else 0 for rank in self.ranks]
+        return [rank.step for rank in self.ranks]
 
     def violations(self) -> list[str]:
         """Sentences about everything that a process of this job holds and must not hold at a cut."""
@@ -210,7 +251,7 @@ class Generation:
 
     def release(self) -> None:
         """Undoes `hold` and lets the proxies go on: the job runs as if no cut had been asked."""
-        for proxy in self.proxies:
+        for proxy in self.proxies.values():
             with suppress(Exception):  # a dead proxy is found and reported by the monitor
                 proxy.resume()
         self._signal_all(signal.SIGCONT)
@@ -222,8 +263,13 @@ class Generation:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
 
+    def terminate(self, grace_s: float) -> None:
+        """Ends the ranks by `terminate_ranks`, then everything else."""
+        self.terminate_ranks(grace_s)
+        self.kill()
+
     def terminate_ranks(self, grace_s: float) -> None:
-        """SIGTERM to every living rank, SIGKILL to what is left after `grace_s` seconds."""
+        """SIGTERM to every living rank, SIGKILL to what is left after `grace_s` seconds. The proxies stay."""
         for rank in self.living():
             assert rank.container is not None
             with suppress(ProcessLookupError):
@@ -232,14 +278,14 @@ class Generation:
         while self.living() and time.monotonic() < limit:
             self.poll_exits()
             time.sleep(0.01)
-        self.kill()
+        in_parallel([lambda rank=rank: self._kill_rank(rank) for rank in self.ranks])
 
     def kill(self) -> None:
         """Ends everything of this generation at once. Idempotent."""
         in_parallel([lambda rank=rank: self._kill_rank(rank) for rank in self.ranks])
-        for proxy in self.proxies:
+        proxies, self.proxies = self.proxies, {}
+        for proxy in proxies.values():
             proxy.kill()
-        self.proxies = []
         if self.volume is not None:
             self.volume.kill()
             self.volume = None
@@ -248,6 +294,7 @@ class Generation:
         if rank.container is not None:
             rank.container.kill()
         if rank.ring is not None:
+            rank.last_step = rank.step
             rank.ring.close()
             rank.ring = None
 

@@ -8,40 +8,62 @@ import time
 from pathlib import Path
 from typing import Any
 
+from model.ids import Step
 from model.manifest import CommunicatorState, HostClass, ManifestHeader, NumericsClass, RankState
 from proxy_runtime.build import Build
-from proxy_runtime.shim.generation import Generation
+from proxy_runtime.shim.generation import Generation, Rank
+from proxy_runtime.shim.spec import RunSpec
 
 
 def manifest_header(generation: Generation, counts: dict[int, dict[str, Any]]) -> ManifestHeader:
-    """Header of a checkpoint of this generation.
+    """Header of a checkpoint of a generation that has all ranks of its job.
 
     Args:
         generation: stopped at the cut.
-        counts: per rank what its proxy reported after `finish`: `step`, `comms` (contributed, completed,
-            members), `pending_operations`, `pending_bytes`.
+        counts: as of `Cutter.counts` after `finish`.
     """
     spec = generation.spec
+    placement = tuple(f"{spec.device_kind}:{device}" for device in generation.placement)
+    return job_header(spec, generation.build, placement, rank_states(generation, counts), time.time_ns())
+
+
+def job_header(
+    spec: RunSpec, build: Build, placement: tuple[str, ...], ranks: tuple[RankState, ...], created_at_ns: int
+) -> ManifestHeader:
+    """Header of a checkpoint of a job, made on a node of its class.
+
+    Args:
+        spec: of the job; its environment becomes part of the header.
+        build: that its ranks run with.
+        placement: per rank the device it was on.
+        ranks: of all nodes, in rank order.
+        created_at_ns: when the cut was taken.
+    """
     return ManifestHeader(
         world_size=spec.world_size,
-        placement=tuple(f"{spec.device_kind}:{device}" for device in generation.placement),
+        placement=placement,
         argv=spec.argv,
         cwd=spec.cwd,
         env=spec.env,
         network=spec.network,
-        build_id=generation.build.id,
-        numerics=numerics_class(generation.build, spec.device_kind, spec.threads),
+        build_id=build.id,
+        numerics=numerics_class(build, spec.device_kind, spec.threads),
         host=host_class(),
-        created_at_ns=time.time_ns(),
-        ranks=tuple(_rank_state(generation, rank.rank, counts.get(rank.rank, {})) for rank in generation.ranks),
+        created_at_ns=created_at_ns,
+        ranks=ranks,
     )
 
 
-def _rank_state(generation: Generation, rank: int, counts: dict[str, Any]) -> RankState:
-    log = generation.layout.log(rank)
+def rank_states(generation: Generation, counts: dict[int, dict[str, Any]]) -> tuple[RankState, ...]:
+    """Where the local ranks stand, by what their proxies have counted."""
+    return tuple(_rank_state(generation, rank, counts.get(rank.rank, {})) for rank in generation.ranks)
+
+
+def _rank_state(generation: Generation, rank: Rank, counts: dict[str, Any]) -> RankState:
+    log = generation.layout.log(rank.rank)
     return RankState(
-        rank=rank,
-        step=counts.get("step", 0),
+        rank=rank.rank,
+        step=Step(counts.get("step", rank.last_step)),
         pending_operations=counts.get("pending_operations", 0),
         pending_bytes=counts.get("pending_bytes", 0),
         communicators=tuple(

@@ -17,14 +17,14 @@ from proxy_runtime.build import Build
 from proxy_runtime.checkpoint.errors import BUSY, CheckpointError
 from proxy_runtime.checkpoint.reader import CheckpointReader
 from proxy_runtime.checkpoint.store import Store
-from proxy_runtime.cut.cutter import Cutter, Frozen
+from proxy_runtime.cut.cutter import Cutter
 from proxy_runtime.device.client import DeviceProxyError, Zygote
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
-from proxy_runtime.shim import restoring
 from proxy_runtime.shim.generation import Generation, ended_on_error
 from proxy_runtime.shim.header import host_class, manifest_header, numerics_class
 from proxy_runtime.shim.layout import EpochLayout, RunLayout
+from proxy_runtime.shim.restoring import Restoration
 from proxy_runtime.shim.spec import CutReport, CutRequest, RankExit, RunError, RunSpec
 
 TERMINATE_GRACE_S = 5.0
@@ -80,7 +80,9 @@ class NodeJob:
         with ended_on_error(generation):
             self._start_zygote()
             self._fork_proxies(generation)
-            restoring.restore(generation, reader, self._tool(), deadline_s=120.0, commit=lambda: None)
+            restoration = Restoration(generation, reader, self._tool())
+            restoration.bring(deadline_s=120.0)
+            restoration.go()
         self.exits = {exit.rank: exit for exit in (rank.exit for rank in generation.ranks) if exit is not None}
         self._adopt(generation)
 
@@ -102,7 +104,7 @@ class NodeJob:
             for rank in generation.ranks:
                 if rank.ring is not None:
                     rank.ring.mark_proxy_gone()
-            generation.terminate_ranks(TERMINATE_GRACE_S)
+            generation.terminate(TERMINATE_GRACE_S)
 
     # ------------------------------------------------------------------ what the monitor sees
 
@@ -139,7 +141,7 @@ class NodeJob:
                 "step": generation.step(),
                 "attached": all(rank.attached for rank in generation.ranks),
                 "rank_pids": [rank.container.rank_pid if rank.container else 0 for rank in generation.ranks],
-                "proxy_pids": [proxy.pid for proxy in generation.proxies],
+                "proxy_pids": [proxy.pid for proxy in generation.proxies.values()],
                 "rss_bytes": generation.resident_bytes(),
             }
 
@@ -193,28 +195,34 @@ class NodeJob:
         try:
             if fresh is not None:
                 self._fork_proxies(fresh)
-            cutter = Cutter(old, tool, scratch, request, report)
+            cutter = Cutter(old, tool, scratch, report)
             start = clock()
-            frozen: Frozen = cutter.take(store.begin(self.spec.job_id, self.epoch))
-            if not request.move and not request.stop:
-                old.release()
-                released = True
-                report.ms["downtime"] = (clock() - start) * 1e3 - report.ms.get("wait_for_step", 0.0)
-            committed = clock()
-            checkpoint = frozen.write(manifest_header(old, frozen.counts))
+            limit_s = request.deadline_s
+            with store.begin(self.spec.job_id, self.epoch) as writer:
+                cutter.stop(at_step=request.at_step, step_deadline_s=request.step_deadline_s, deadline_s=limit_s)
+                cutter.finish(cutter.targets(), deadline_s=limit_s)
+                cutter.dump(writer, hold=request.move or request.stop, deadline_s=limit_s)
+                if not request.move and not request.stop:
+                    old.release()
+                    released = True
+                    report.ms["downtime"] = (clock() - start) * 1e3 - report.ms.get("wait_for_step", 0.0)
+                committed = clock()
+                cutter.pack(writer)
+                checkpoint = writer.commit(manifest_header(old, cutter.counts))
             report.checkpoint = str(checkpoint)
             report.ms["write"] = (clock() - committed) * 1e3
             if fresh is not None:
                 restored = clock()
                 reader = store.read(checkpoint, self.spec.job_id)
-                restoring.restore(
-                    fresh,
-                    reader,
-                    tool,
-                    deadline_s=request.deadline_s,
-                    commit=lambda: self._swap(fresh),
-                    timings=report.ms,
-                )
+                restoration = Restoration(fresh, reader, tool)
+                restoration.bring(deadline_s=limit_s)
+                try:
+                    self._swap(fresh)
+                    restoration.go()
+                except BaseException:
+                    restoration.refuse()
+                    raise
+                report.ms |= restoration.timings
                 report.ms["restore"] = (clock() - restored) * 1e3
                 report.ms["downtime"] = (clock() - start) * 1e3 - report.ms.get("wait_for_step", 0.0)
                 report.outcome = "moved"
@@ -287,6 +295,7 @@ class NodeJob:
             raise RunError("the zygote of the device proxies is not running.", code="run.no-zygote")
         try:
             generation.fork_proxies(self._zygote)
+            generation.connect()
         except DeviceProxyError as error:
             words = (self.layout.root / "zygote.log").read_text(errors="replace").strip().splitlines()
             if error.code == "device-proxy.start" and words:

@@ -52,13 +52,20 @@ class PartClient:
             limits: of the watchdog.
 
         Raises:
-            RunError: the shim ended at once; its log is quoted.
+            RunError: the shim ended at once; its log is quoted. The part has been here and its shim was killed
+                (`run.shim-gone`): an epoch does not start twice.
         """
         if spec.part is None:
             raise RunError("the specification names no part of a job.", code="run.bad-spec")
         layout = RunLayout.of_part(runs_dir, spec.job_id, spec.part.epoch)
         client = cls(layout)
         if not client.alive:
+            if layout.events.exists():
+                raise RunError(
+                    f"the shim of {layout.root.name} has been killed, and what it owned with it.",
+                    code="run.shim-gone",
+                    remedy="End the part; the job goes on in another epoch.",
+                )
             spawn(layout, spec, build_root, limits=to_json(limits or Limits()).decode())
         return client
 

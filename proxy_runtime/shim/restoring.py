@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,63 +17,84 @@ from proxy_runtime.shim.generation import Generation, Rank, in_background, in_pa
 from proxy_runtime.shim.spec import RankExit, RunError
 
 
-def restore(
-    generation: Generation,
-    reader: CheckpointReader,
-    tool: Criu,
-    *,
-    deadline_s: float,
-    commit: Callable[[], None],
-    timings: dict[str, float] | None = None,
-) -> None:
-    """Fills a prepared generation, whose proxies are forked, from a checkpoint and sets it going.
+class Restoration:
+    """Fills a prepared generation, whose proxies are forked and connected, from a checkpoint.
 
-    Every rank is restored and paused and every proxy loaded before `commit` is called; the ranks run only
-    after it. An error before that raises with the ranks still paused; the caller kills the generation.
-
-    Raises:
-        ErgoError: damaged checkpoint, missing file, an inconsistent cut, a deadline.
+    Loading contributes pending operations again, so the proxies must have been connected before. After `bring` all
+    ranks are restored and paused and the proxies loaded; then either `go` or `refuse`.
     """
-    timings = {} if timings is None else timings
-    clock = time.perf_counter()
-    scratch = generation.layout.scratch("restore")
-    try:
-        for rank in generation.ranks:
-            # Only a rank that had ended well has no processes: any other end is the end of the job.
-            rank.exit = None if reader.manifest.ranks[rank.rank].process else RankExit(rank.rank, 0)
-        in_parallel(
-            [
-                lambda: _volume(generation, reader),
-                *(lambda rank=rank: _fetch(rank, reader, scratch) for rank in generation.ranks),
-            ]
-        )
-        timings["read"] = (time.perf_counter() - clock) * 1e3
-        clock = time.perf_counter()
 
-        waiting = [rank for rank in generation.ranks if rank.exit is None]
-        gate = _Gate(len(waiting))
-        futures = [in_background(_restore_rank, generation, rank, tool, scratch, gate, deadline_s) for rank in waiting]
+    def __init__(self, generation: Generation, reader: CheckpointReader, tool: Criu) -> None:
+        self._generation = generation
+        self._reader = reader
+        self._tool = tool
+        self._gate = _Gate(0)
+        self._futures: list[Future[None]] = []
+        self.timings: dict[str, float] = {}  # milliseconds, by phase
+
+    def bring(self, *, deadline_s: float) -> dict[int, dict[str, Any]]:
+        """Restores and loads. Returns counts per living rank: sequence -> `contributed`, `completed`, `members`.
+
+        Raises:
+            ErgoError: damaged checkpoint, missing file, an inconsistent cut, a deadline. Nothing runs; the caller
+                kills the generation.
+        """
+        generation, clock = self._generation, time.perf_counter()
+        scratch = generation.layout.scratch("restore")
         try:
-            gate.wait_all(deadline_s)
-            timings["processes"] = (time.perf_counter() - clock) * 1e3
-            clock = time.perf_counter()
-            generation.attach()
-            loads = [lambda rank=rank: _load(generation, rank, scratch) for rank in waiting]
-            require_same_counts(dict(zip((rank.rank for rank in waiting), in_parallel(loads), strict=True)))
-            commit()
-        except BaseException:
-            gate.refuse()
-            for future in futures:
-                future.exception()  # each has ended its own rank
-            raise
-        gate.open()
-        generation.start()
-        for future in futures:
+            for rank in generation.ranks:
+                # Only a rank that had ended well has no processes: any other end is the end of the job.
+                parts = self._reader.manifest.ranks[rank.rank]
+                rank.exit = None if parts.process else RankExit(rank.rank, 0)
+                rank.last_step = self._reader.manifest.header.ranks[rank.rank].step
+            in_parallel(
+                [
+                    lambda: _volume(generation, self._reader),
+                    *(lambda rank=rank: _fetch(rank, self._reader, scratch) for rank in generation.ranks),
+                ]
+            )
+            clock = self._note("read", clock)
+            waiting = [rank for rank in generation.ranks if rank.exit is None]
+            self._gate = gate = _Gate(len(waiting))
+            try:
+                self._futures = [
+                    in_background(_restore_rank, generation, rank, self._tool, scratch, gate, deadline_s)
+                    for rank in waiting
+                ]
+                gate.wait_all(deadline_s)
+                clock = self._note("processes", clock)
+                generation.attach()
+                loads = [lambda rank=rank: _load(generation, rank, scratch, deadline_s) for rank in waiting]
+                counts = dict(zip((rank.rank for rank in waiting), in_parallel(loads), strict=True))
+                require_same_counts(counts)
+                self._note("reconnect", clock)
+                return counts
+            except BaseException:
+                self.refuse()
+                raise
+        finally:
+            # Hundreds of megabytes: not while the job waits.
+            in_background(lambda: shutil.rmtree(scratch, ignore_errors=True))
+
+    def go(self) -> None:
+        """Lets the ranks run."""
+        clock = time.perf_counter()
+        self._gate.open()
+        self._generation.start()
+        for future in self._futures:
             future.result()
-        timings["reconnect"] = (time.perf_counter() - clock) * 1e3
-    finally:
-        # Hundreds of megabytes: not while the job waits.
-        in_background(lambda: shutil.rmtree(scratch, ignore_errors=True))
+        self._note("reconnect", clock)
+
+    def refuse(self) -> None:
+        """Ends the paused ranks. Idempotent; nothing after `go`."""
+        self._gate.refuse()
+        for future in self._futures:
+            future.exception()  # each has ended its own rank
+
+    def _note(self, phase: str, since: float) -> float:
+        now = time.perf_counter()
+        self.timings[phase] = self.timings.get(phase, 0.0) + (now - since) * 1e3
+        return now
 
 
 def _volume(generation: Generation, reader: CheckpointReader) -> None:
@@ -88,9 +109,10 @@ def _fetch(rank: Rank, reader: CheckpointReader, scratch: Path) -> None:
         reader.restore_part(Part.process(rank.rank), base / "process")
 
 
-def _load(generation: Generation, rank: Rank, scratch: Path) -> dict[str, Any]:
+def _load(generation: Generation, rank: Rank, scratch: Path, deadline_s: float) -> dict[str, Any]:
     base = scratch / f"rank-{rank.rank}" / "device"
-    return generation.proxy_of(rank).load(rank.rank, base / "meta", base / "storages")["counts"]
+    proxy = generation.proxy_of(rank)
+    return proxy.load(rank.rank, base / "meta", base / "storages", deadline_s=deadline_s)["counts"]
 
 
 def _restore_rank(
@@ -148,5 +170,6 @@ class _Gate:
 
     def refuse(self) -> None:
         with self._condition:
-            self._open = False
+            if self._open is None:
+                self._open = False
             self._condition.notify_all()

@@ -7,11 +7,9 @@ and the zygote carry PR_SET_PDEATHSIG, proxies leave when their control socket c
 
 from __future__ import annotations
 
-import functools
 import os
 import queue
 import select
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -23,27 +21,23 @@ from typing import Any
 import orjson
 
 from proxy_runtime.checkpoint.store import Store
-from proxy_runtime.errors import ErgoError
-from proxy_runtime.process import criu_setup
 from proxy_runtime.shim import aftermath, frames
 from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.node_job import NodeJob
+from proxy_runtime.shim.socket_server import SocketServer
 from proxy_runtime.shim.spec import CutRequest, RankExit, RunError, RunSpec
 
 MONITOR_PERIOD_S = 0.02
 
 
-class Shim:
+class Shim(SocketServer):
     """Serves one job on `layout.socket` until it has ended."""
 
     def __init__(self, spec: RunSpec, layout: RunLayout, job: NodeJob) -> None:
+        super().__init__(layout)
         self._spec = spec
-        self._layout = layout
         self._job = job
         self._operations: queue.Queue[Callable[[], None] | None] = queue.Queue()
-        self._watchers: list[socket.socket] = []
-        self._watch_lock = threading.Lock()
-        self._history: list[dict[str, Any]] = []
         self._ended = threading.Event()
         self._operating = threading.Lock()  # held while an operation changes generations
         self._result: dict[str, Any] | None = None
@@ -53,19 +47,9 @@ class Shim:
 
     def serve(self) -> None:
         """Blocks until the job has ended and its last event has been handed out."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            with suppress(FileNotFoundError):
-                self._layout.socket.unlink()
-            # The kernel limits socket paths to 107 bytes: bind by a path relative to the run directory.
-            os.chdir(self._layout.root)
-            listener.bind(self._layout.socket.name)
-            os.chmod(self._layout.socket.name, 0o600)
-            listener.listen()
-            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        with self.listening():
             threading.Thread(target=self._monitor, daemon=True).start()
             self._operate()
-        with suppress(FileNotFoundError):
-            self._layout.socket.unlink()
         if self._abandoned:
             aftermath.bring_home(self._layout, self._spec)
             aftermath.clean(self._layout)
@@ -80,7 +64,7 @@ class Shim:
                 with self._operating:
                     operation()
         self._job.end()
-        self._publish({"event": "ended", **(self._result or {"code": 1, "sentence": "the shim was told to end."})})
+        self.publish({"event": "ended", **(self._result or {"code": 1, "sentence": "the shim was told to end."})})
 
     def finish(self, code: int, sentence: str = "") -> None:
         """Records the job's result; the main thread then ends everything."""
@@ -109,7 +93,7 @@ class Shim:
     def _monitor(self) -> None:
         while not self._ended.is_set():
             for exit in self._job.poll():
-                self._publish({"event": "exit", "rank": exit.rank, "code": exit.code, "signal": exit.signal})
+                self.publish({"event": "exit", "rank": exit.rank, "code": exit.code, "signal": exit.signal})
                 if exit.code != 0 and not self._ended.is_set():
                     self._fail_with(exit)
                     return
@@ -140,52 +124,7 @@ class Shim:
 
     # ------------------------------------------------------------------ clients
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._client, args=(connection,), daemon=True).start()
-
-    def _client(self, connection: socket.socket) -> None:
-        with connection:
-            while True:
-                try:
-                    request = frames.receive(connection)
-                    if request is None:
-                        break
-                    if request.get("op") == "watch":
-                        self._watch(connection)
-                        continue
-                    frames.send(connection, self._answer(request))
-                except (OSError, RunError):
-                    break
-            with self._watch_lock:
-                self._watchers = [watcher for watcher in self._watchers if watcher is not connection]
-
-    def _watch(self, connection: socket.socket) -> None:
-        with self._watch_lock:
-            for event in self._history:
-                frames.send(connection, event)
-            self._watchers.append(connection)
-
-    def _publish(self, event: dict[str, Any]) -> None:
-        with self._watch_lock:
-            self._history.append(event)
-            for watcher in self._watchers:
-                with suppress(OSError):
-                    frames.send(watcher, event)
-
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return {"ok": True, **self._dispatch(request)}
-        except ErgoError as error:
-            return {"ok": False, "code": error.code, "error": error.message, "remedy": error.remedy}
-        except Exception as error:
-            return {"ok": False, "code": "run.internal", "error": f"{type(error).__name__}: {error}", "remedy": ""}
-
-    def _dispatch(self, request: dict[str, Any]) -> dict[str, Any]:
+    def dispatch(self, request: dict[str, Any]) -> dict[str, Any]:
         match request.get("op"):
             case "hello":
                 return {"protocol": frames.PROTOCOL, "pid": os.getpid(), "job": self._spec.job_id}
@@ -193,15 +132,15 @@ class Shim:
                 return self._job.status()
             case "start":
                 self._perform(self._job.start)
-                self._publish({"event": "started", **self._job.status()})
+                self.publish({"event": "started", **self._job.status()})
                 return {}
             case "restore":
                 self._perform(lambda: self._restore(str(request["checkpoint"])))
-                self._publish({"event": "started", **self._job.status()})
+                self.publish({"event": "started", **self._job.status()})
                 return {}
             case "cut":
                 report = self._perform(lambda: self._job.cut(CutRequest(**request["request"])))
-                self._publish({"event": "cut", "report": report.to_json(), **self._job.status()})
+                self.publish({"event": "cut", "report": report.to_json(), **self._job.status()})
                 if report.outcome == "stopped":
                     # Not 0: whoever waits for the job's work must not take it for done (EX_TEMPFAIL).
                     self.finish(75, f"the job is suspended in checkpoint {report.checkpoint}.")
@@ -234,24 +173,3 @@ class Shim:
         if future.done():
             return future.result()
         raise RunError("the job has ended.", code="run.ended")
-
-
-def run(root: Path) -> None:
-    """Main of a shim process: `root` is the run directory with `run.json` in it."""
-    from proxy_runtime import build
-
-    data = orjson.loads((root / "run.json").read_bytes())
-    spec = RunSpec.from_json(data["spec"])
-    layout = RunLayout(root, spec.job_id)
-    made = build.load(Path(data["build"]))
-
-    @functools.cache
-    def tool() -> criu_setup.Criu:
-        found = criu_setup.find()
-        criu_setup.self_test(found, made.init_binary)
-        return found
-
-    shim = Shim(spec, layout, NodeJob(spec, layout, made, tool))
-    if not spec.linger:
-        shim.end_with(int(data["owner"]))
-    shim.serve()

@@ -1,0 +1,273 @@
+"""The cuts of a part, phase by phase, and the watchdog that lets the job run on when the next phase does not come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from model.ids import NodeId
+from model.manifest import RankParts
+from model.runtime import BarrierResult, NodeParts, Outcome, RuntimeCode
+from proxy_runtime.checkpoint.parts import Part
+from proxy_runtime.checkpoint.writer import CheckpointWriter, WrittenParts
+from proxy_runtime.cut.cutter import Cutter
+from proxy_runtime.errors import ErgoError
+from proxy_runtime.shim.part import Limits, PartWritten, Phase
+from proxy_runtime.shim.spec import CutReport, RunError
+
+if TYPE_CHECKING:
+    from proxy_runtime.shim.part_job import PartJob
+
+Kind = Literal["live", "full", "final"]
+
+
+@dataclass(slots=True)
+class _Cut:
+    """A cut that was begun.
+
+    Attributes:
+        phase: where it stands; RUNNING once it is over.
+        until: when the watchdog calls it off, as `time.monotonic` counts; None while an operation is under way.
+        results: of the phases that are done, by name: a repeated call returns them.
+    """
+
+    number: int
+    cutter: Cutter
+    report: CutReport
+    phase: Phase = Phase.RUNNING
+    until: float | None = None
+    results: dict[str, BarrierResult] = field(default_factory=dict[str, BarrierResult])
+
+    @property
+    def open(self) -> bool:
+        return self.phase is not Phase.RUNNING
+
+
+class PartCuts:
+    """Takes the cuts of one part."""
+
+    def __init__(self, job: PartJob, limits: Limits) -> None:
+        self._job = job
+        self._limits = limits
+        self._cut: _Cut | None = None
+        self._written: dict[tuple[int, str], PartWritten] = {}
+        self._writing = threading.Lock()  # one writes at a time; the ranks may run meanwhile
+
+    @property
+    def number(self) -> int:
+        """Of the last cut, 0 before the first."""
+        return self._cut.number if self._cut is not None else 0
+
+    # ------------------------------------------------------------------ phases
+
+    def stop_queues(self, cut: int, *, at_step: int | None, prefer_step_s: float, deadline_s: float) -> BarrierResult:
+        """See `PartClient.stop_queues`."""
+        job = self._job
+        with job.operation("stop_queues"):
+            last = self._cut
+            if last is not None and last.number == cut and last.open:
+                return last.results["stop"]
+            if last is not None and last.number >= cut:
+                raise _over(cut)
+            self._call_off("a later cut was begun")
+            generation = self._require_running()
+            report = CutReport(epoch=job.part.epoch)
+            scratch = generation.layout.scratch(f"cut-{cut}")
+            self._cut = fresh = _Cut(cut, Cutter(generation, job.tool(), scratch, report), report, Phase.STOPPED)
+            step_s = deadline_s
+            if at_step is None and prefer_step_s > 0:  # the end of the step that the foremost rank is in
+                at_step, step_s = max(generation.step()) + 1, prefer_step_s
+            with self._phase(fresh, Phase.STOPPED, self._limits.stopped):
+                job.delivered.stop()
+                fresh.cutter.stop(at_step=at_step, step_deadline_s=step_s, deadline_s=deadline_s)
+                fresh.results["stop"] = self._barrier(fresh)
+            return fresh.results["stop"]
+
+    def finish(self, cut: int, targets: Mapping[str, int], *, deadline_s: float) -> BarrierResult:
+        """See `PartClient.finish`."""
+        with self._job.operation("finish"):
+            current = self._require_open(cut)
+            if "finish" not in current.results:
+                with self._phase(current, Phase.FINISHED, self._limits.stopped):
+                    current.cutter.finish(targets, deadline_s=deadline_s)
+                    current.results["finish"] = self._barrier(current)
+            return current.results["finish"]
+
+    def write(self, cut: int, kind: Kind, *, deadline_s: float) -> PartWritten:
+        """See `PartClient.write`."""
+        with self._writing:
+            key = (cut, kind)
+            if key not in self._written:
+                found = self._write_final(cut) if kind == "final" else self._write(cut, kind, deadline_s)
+                self._written = {key: found}
+            return self._written[key]
+
+    def resume(self, cut: int) -> None:
+        """See `PartClient.resume`."""
+        with self._job.operation("resume"):
+            if self._cut is not None and self._cut.number <= cut:
+                self._call_off("")
+
+    # ------------------------------------------------------------------ the watchdog
+
+    def watch(self) -> None:
+        """Calls off a cut whose next phase has not come in time."""
+        cut = self._cut
+        if cut is None or cut.until is None or time.monotonic() < cut.until:
+            return
+        with self._job.try_operation() as free:
+            if free and cut is self._cut and cut.until is not None and time.monotonic() >= cut.until:
+                self._job.event("watchdog", cut=cut.number, phase=cut.phase)
+                self._call_off("the next phase did not come in time")
+
+    def abandon(self) -> None:
+        """The part is over: there is nothing left to cut."""
+        if self._cut is not None:
+            self._cut.until = None
+
+    # ------------------------------------------------------------------ helpers
+
+    @contextmanager
+    def _phase(self, cut: _Cut, reached: Phase, limit_s: float) -> Iterator[None]:
+        """A phase is reached, and the watchdog counts, or the cut is called off and the job runs on."""
+        cut.until = None
+        try:
+            yield
+        except BaseException as error:
+            self._call_off(str(error))
+            if isinstance(error, ErgoError) and error.code.endswith(".deadline"):
+                raise RunError(error.message, code=RuntimeCode.DEADLINE, remedy=error.remedy) from error
+            raise
+        cut.phase = reached
+        cut.until = time.monotonic() + limit_s
+        self._job.set_phase(reached)
+
+    def _call_off(self, reason: str) -> None:
+        """Lets the job run on, if a cut is open."""
+        cut, generation = self._cut, self._job.generation
+        if cut is None or not cut.open or generation is None:
+            return
+        cut.phase, cut.until = Phase.RUNNING, None
+        generation.release()
+        self._runs_on()
+        if reason:
+            self._job.event("called-off", cut=cut.number, reason=reason)
+
+    def _runs_on(self) -> None:
+        if not self._job.over:
+            self._job.delivered.start()
+        self._job.set_phase(Phase.RUNNING)
+
+    def _require_running(self):  # noqa: ANN202  the generation
+        generation, result = self._job.generation, self._job.result
+        if generation is None or self._job.phase is not Phase.RUNNING:
+            raise RunError(f"a part that is {self._job.phase} cannot be cut.", code="run.order")
+        if result is not None and result.outcome is not Outcome.COMPLETED:
+            raise RunError("the part has ended; there is nothing to cut.", code="run.ended")
+        return generation
+
+    def _require_open(self, number: int) -> _Cut:
+        cut = self._cut
+        if cut is None or number > cut.number:
+            raise RunError(f"cut {number} was not begun.", code="run.order", remedy="Stop the queues first.")
+        if number < cut.number or not cut.open:
+            raise _over(number)
+        return cut
+
+    def _barrier(self, cut: _Cut) -> BarrierResult:
+        states = self._job.states(cut.cutter.counts)
+        return BarrierResult(reached=cut.report.reached_step, ranks=states, timings_ms=dict(cut.report.ms))
+
+    def _write(self, number: int, kind: Kind, deadline_s: float) -> PartWritten:
+        job = self._job
+        with job.operation("write"):
+            cut = self._require_open(number)
+            if "finish" not in cut.results:
+                raise RunError(f"cut {number} is not finished.", code="run.order")
+            if cut.phase is Phase.FROZEN:
+                raise RunError(f"cut {number} is frozen and was written before.", code="run.order")
+            with self._phase(cut, Phase.FROZEN, self._limits.frozen):
+                writer = job.open_store().begin(job.spec.job_id, job.part.epoch)
+                try:
+                    start, created_at_ns = time.perf_counter(), time.time_ns()
+                    cut.cutter.dump(writer, hold=kind == "full", deadline_s=deadline_s)
+                    states = job.states(cut.cutter.counts)
+                    cut.report.ms["frozen"] = (time.perf_counter() - start) * 1e3
+                except BaseException:
+                    writer.abort()
+                    raise
+            if kind == "live":
+                self._call_off("")
+            else:
+                cut.until = None  # from when all is written
+        try:
+            written = self._pack(cut, writer)
+        except BaseException as error:
+            if kind == "full":
+                with job.operation("write"):
+                    if cut is self._cut:
+                        self._call_off(str(error))
+            raise
+        if kind == "full" and cut.open:
+            cut.until = time.monotonic() + self._limits.frozen
+        parts = NodeParts(
+            node=NodeId.parse(job.part.node),
+            ranks=tuple(
+                RankParts(rank=r, process=written.refs.get(Part.process(r)), device=written.refs.get(Part.device(r)))
+                for r in job.ranks
+            ),
+            states=states,
+            volume=written.refs.get(Part.volume()),
+        )
+        return _report(parts, written, created_at_ns, cut.report.ms)
+
+    def _pack(self, cut: _Cut, writer: CheckpointWriter) -> WrittenParts:
+        start = time.perf_counter()
+        try:
+            with writer:
+                cut.cutter.pack(writer)
+                return writer.finish_parts()
+        finally:
+            cut.cutter.discard()
+            cut.report.ms["write"] = (time.perf_counter() - start) * 1e3
+
+    def _write_final(self, number: int) -> PartWritten:
+        job = self._job
+        with job.operation("write"):
+            generation = job.generation
+            if generation is None or job.result is None or generation.living():
+                raise RunError("the ranks have not ended; a final checkpoint comes after them.", code="run.order")
+            created_at_ns = time.time_ns()
+            with job.open_store().begin(job.spec.job_id, job.part.epoch) as writer:
+                writer.add_tree(Part.volume(), generation.layout.volume)
+                written = writer.finish_parts()
+            parts = NodeParts(
+                node=NodeId.parse(job.part.node),
+                ranks=tuple(RankParts(rank=rank) for rank in job.ranks),
+                states=job.states({}),
+                volume=written.refs[Part.volume()],
+            )
+            return _report(parts, written, created_at_ns, {})
+
+
+def _report(parts: NodeParts, written: WrittenParts, created_at_ns: int, ms: Mapping[str, float]) -> PartWritten:
+    return PartWritten(
+        parts=parts,
+        packs=written.packs,
+        stored_bytes=written.stored_bytes,
+        total_bytes=sum(ref.bytes for ref in written.refs.values()),
+        created_at_ns=created_at_ns,
+        timings_ms=dict(ms),
+    )
+
+
+def _over(cut: int) -> RunError:
+    return RunError(
+        f"cut {cut} is over and the job runs on.",
+        code=RuntimeCode.DEADLINE,
+        remedy="Begin another cut, with a higher number.",
+    )

@@ -1,0 +1,380 @@
+"""A job's part on one node of a fleet: its life from `prepare` to `end`. Cuts of it are in `part_cut`.
+
+Operations come from several threads; one at a time changes the part. `end` waits for none of them: it takes away
+what they work on.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from model.codec import to_json
+from model.ids import Step
+from model.manifest import RankState
+from model.runtime import AttendResult, Outcome, Progress, RestoreResult
+from proxy_runtime.build import Build
+from proxy_runtime.checkpoint.store import Store
+from proxy_runtime.device.client import DeviceProxyError, Zygote
+from proxy_runtime.device.wiring import address_of, listening_pairs, reserve
+from proxy_runtime.errors import ErgoError
+from proxy_runtime.process.criu_setup import Criu
+from proxy_runtime.shim import exits
+from proxy_runtime.shim.generation import Generation, Rank
+from proxy_runtime.shim.header import host_class, numerics_class, rank_states
+from proxy_runtime.shim.layout import RunLayout
+from proxy_runtime.shim.part import Endpoint, Limits, PartStatus, Phase
+from proxy_runtime.shim.part_cut import PartCuts
+from proxy_runtime.shim.restoring import Restoration
+from proxy_runtime.shim.spec import NodePart, RunError, RunSpec
+from proxy_runtime.shim.stopwatch import Stopwatch
+
+TERMINATE_GRACE_S = 5.0
+KILL_PERIOD_S = 0.2
+
+
+class PartJob:
+    """Owns a part's processes.
+
+    Attributes:
+        on_event: told what happens to the part.
+        cuts: the operations of a cut.
+    """
+
+    def __init__(
+        self, spec: RunSpec, layout: RunLayout, build: Build, tool: Callable[[], Criu], limits: Limits | None = None
+    ) -> None:
+        if spec.part is None:
+            raise RunError("the specification names no part of a job.", code="run.bad-spec")
+        self.spec = spec
+        self.part: NodePart = spec.part
+        self.layout = layout
+        self.build = build
+        self.tool = tool
+        self.on_event: Callable[[dict[str, Any]], None] = lambda _: None
+        self.delivered = Stopwatch()
+        self.generation: Generation | None = None
+        self.cuts = PartCuts(self, limits or Limits())
+        self._phase = Phase.NEW
+        self._zygote: Zygote | None = None
+        self._reserved: dict[tuple[int, int], socket.socket] = {}
+        self._restoration: Restoration | None = None
+        self._fresh = False
+        self._failed: ErgoError | None = None  # of an operation after which only `end` is left
+        self._operation = threading.RLock()
+        self._changed = threading.Condition()
+        self._result: AttendResult | None = None
+        self.over = False  # the ranks have ended, or are being ended
+        self._ending = threading.Event()
+
+    # ------------------------------------------------------------------ bringing it up
+
+    def prepare(self, host: str, *, fresh: bool, deadline_s: float) -> tuple[Endpoint, ...]:
+        """See `PartClient.prepare`."""
+        with self.operation("prepare"):
+            if self._phase is Phase.NEW:
+                with self._final_on_error():
+                    self._prepare(host, fresh, deadline_s)
+            elif fresh != self._fresh:
+                raise RunError(f"the part was prepared {'anew' if self._fresh else 'for a restore'} before.")
+            return tuple(Endpoint(*pair, *address_of(held)) for pair, held in self._reserved.items())
+
+    def _prepare(self, host: str, fresh: bool, deadline_s: float) -> None:
+        epoch = self.layout.epoch(self.part.epoch).create(volume=fresh)
+        self.layout.set_current(self.part.epoch)
+        self._zygote = Zygote.start(self.build, self.spec.device_kind, log=self.layout.root / "zygote.log")
+        self.generation = generation = Generation.prepare(
+            self.spec, self.part.epoch, epoch, self.build, self.spec.devices
+        )
+        if fresh:
+            generation.mount()
+            generation.launch_ranks()  # they import torch while the zygote does
+        fork_proxies(generation, self._zygote, self.layout, deadline_s)
+        pairs = listening_pairs(self.part.local_devices, self.part.device_of_rank)
+        self._reserved = {pair: reserve(host) for pair in pairs}
+        self._fresh = fresh
+        self.set_phase(Phase.PREPARED)
+
+    def connect(self, endpoints: Iterable[Endpoint], token: str, *, deadline_s: float) -> None:
+        """See `PartClient.connect`."""
+        with self.operation("connect"):
+            if self._phase is Phase.NEW:
+                raise RunError("the part is not prepared.", code="run.order")
+            if self._phase is not Phase.PREPARED:
+                return
+            with self._final_on_error():
+                generation = self._live_generation()
+                remote = {(e.low, e.high): (e.host, e.port) for e in endpoints}
+                generation.connect(remote, token or secrets.token_hex(16), deadline_s)
+                for held in self._reserved.values():
+                    held.close()
+                if not self._fresh:
+                    self.set_phase(Phase.CONNECTED)
+                    return
+                generation.attach()
+                self._run(generation.start)
+
+    def restore(self, checkpoint: str, *, deadline_s: float) -> RestoreResult:
+        """See `PartClient.restore`."""
+        with self.operation("restore"):
+            if self._phase is not Phase.CONNECTED or self._fresh:
+                raise RunError(f"a part that is {self._phase} cannot be restored.", code="run.order")
+            with self._final_on_error():
+                reader = self.open_store().read(checkpoint, self.spec.job_id)
+                reader.require(
+                    build_id=self.build.id,
+                    numerics=numerics_class(self.build, self.spec.device_kind, self.spec.threads),
+                    cpu_features=host_class().cpu_features,
+                )
+                self._restoration = restoration = Restoration(self._live_generation(), reader, self.tool())
+                counts = restoration.bring(deadline_s=deadline_s)
+                header = reader.manifest.header
+                states = [restored_state(header.ranks[rank], counts.get(rank)) for rank in self.ranks]
+                self.set_phase(Phase.PAUSED)
+                return RestoreResult(tuple(states), dict(restoration.timings))
+
+    def go(self) -> None:
+        """See `PartClient.go`."""
+        with self.operation("go"):
+            if self._phase is Phase.PAUSED and self._restoration is not None:
+                with self._final_on_error():
+                    self._run(self._restoration.go)
+            elif self._phase in (Phase.NEW, Phase.PREPARED, Phase.CONNECTED):
+                raise RunError(f"a part that is {self._phase} cannot run.", code="run.order")
+
+    def _run(self, call: Callable[[], None]) -> None:
+        call()
+        self.delivered.start()
+        self.set_phase(Phase.RUNNING)
+
+    # ------------------------------------------------------------------ what the monitor sees
+
+    def poll(self) -> None:
+        """Notices exits, dead proxies and the watchdog's hour. Called again and again from one thread."""
+        generation = self.generation
+        if generation is None or self._ending.is_set():
+            return
+        self.cuts.watch()
+        if self._result is not None or self._phase in (Phase.NEW, Phase.PAUSED):
+            return
+        dead = generation.dead_proxy()
+        generation.poll_exits()
+        ended = [rank for rank in generation.ranks if rank.exit is not None]
+        bad = [rank for rank in ended if rank.exit is not None and rank.exit.code != 0]
+        if dead is not None:
+            self._give_up(Outcome.LOST, bad, f"the device proxy of device {dead} died")
+        elif bad:
+            lost = any(rank.exit and rank.exit.signal for rank in bad) or exits.lost_peer(generation)
+            sentence = "; ".join(rank.exit.sentence for rank in bad if rank.exit)
+            self._give_up(Outcome.LOST if lost else Outcome.FAILED, bad, sentence)
+        elif len(ended) == len(generation.ranks):
+            self.over = True
+            self.delivered.stop()
+            self._finish(Outcome.COMPLETED, ended)
+
+    def _give_up(self, outcome: Outcome, bad: Sequence[Rank], sentence: str) -> None:
+        """The other ranks are ended. The proxies stay: ranks of other nodes wait for them, and need not fail."""
+        generation = self._live_generation()
+        self.over = True
+        self.delivered.stop()
+        named = [*bad, *(rank for rank in generation.ranks if rank.exit is not None and rank.exit.code == 0)]
+        ended = [(rank.rank, rank.exit) for rank in named]
+        self.event("failed", outcome=outcome, reason=sentence)
+        self.cuts.abandon()
+        for rank in generation.ranks:
+            if rank.ring is not None:
+                rank.ring.mark_proxy_gone()
+        generation.terminate_ranks(TERMINATE_GRACE_S)
+        found = tuple(exits.describe(generation.layout, rank, exit) for rank, exit in ended if exit is not None)
+        self._conclude(AttendResult(outcome, self.progress(), found))
+
+    def _finish(self, outcome: Outcome, ranks: Sequence[Rank]) -> None:
+        layout = self._live_generation().layout
+        found = [exits.describe(layout, rank.rank, rank.exit) for rank in ranks if rank.exit is not None]
+        self._conclude(AttendResult(outcome, self.progress(), tuple(found)))
+
+    def _conclude(self, result: AttendResult) -> None:
+        with self._changed:
+            if self._result is not None:
+                return
+            fresh = self.layout.result.with_suffix(".new")
+            fresh.write_bytes(to_json(result))
+            fresh.rename(self.layout.result)
+            self._result = result
+            self._changed.notify_all()
+        self.event("ended", outcome=result.outcome, exits=[exits.sentence(exit) for exit in result.exits])
+
+    # ------------------------------------------------------------------ looking at it
+
+    @property
+    def ranks(self) -> list[int]:
+        """Numbers of the local ranks."""
+        local = self.part.local_devices
+        return [rank for rank, device in enumerate(self.part.device_of_rank) if device in local]
+
+    @property
+    def phase(self) -> Phase:
+        """Where it stands."""
+        return self._phase
+
+    @property
+    def result(self) -> AttendResult | None:
+        """How it ended, once it has."""
+        return self._result
+
+    def set_phase(self, phase: Phase) -> None:
+        """Notes where it stands, and says so."""
+        self._phase = phase
+        self.event("phase", phase=phase)
+
+    def event(self, name: str, **more: Any) -> None:
+        """Tells whoever listens."""
+        self.on_event({"event": name, "at_ms": time.time_ns() // 1_000_000, "epoch": self.part.epoch, **more})
+
+    def progress(self) -> Progress:
+        """Step and device time."""
+        generation = self.generation
+        step = min(generation.step()) if generation is not None else 0
+        return Progress(Step(step), int(self.delivered.ms * len(self.part.local_devices)))
+
+    def status(self) -> PartStatus:
+        """See `PartClient.status`."""
+        generation, progress = self.generation, self.progress()
+        ranks = generation.ranks if generation is not None else []
+        living = [rank for rank in ranks if rank.alive]
+        over = self._result is not None and self._phase is Phase.RUNNING
+        return PartStatus(
+            phase=Phase.ENDED if over else self._phase,
+            epoch=self.part.epoch,
+            cut=self.cuts.number,
+            steps={rank.rank: rank.step for rank in ranks},
+            device_ms=progress.device_ms,
+            living=tuple(rank.rank for rank in living),
+            rank_pids={rank.rank: rank.container.rank_pid for rank in living if rank.container is not None},
+            proxy_pids={device: proxy.pid for device, proxy in generation.proxies.items()} if generation else {},
+            attached=bool(ranks) and all(rank.attached for rank in ranks),
+            result=self._result,
+        )
+
+    def states(self, counts: dict[int, dict[str, Any]]) -> tuple[RankState, ...]:
+        """Where the local ranks stand, by what their proxies have counted."""
+        return rank_states(self._live_generation(), counts)
+
+    def wait(self, timeout_s: float) -> AttendResult | None:
+        """The result as soon as there is one; None after `timeout_s` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._result is not None, timeout_s)
+            return self._result
+
+    # ------------------------------------------------------------------ the end
+
+    def end(self, grace_s: float) -> AttendResult:
+        """Ends everything. Idempotent; returns how the part had ended, or that it was stopped."""
+        self._ending.set()
+        self.over = True
+        self.delivered.stop()
+        if self._restoration is not None:
+            self._restoration.refuse()
+        generation = self.generation
+        if generation is not None and grace_s > 0 and self._phase is Phase.RUNNING:
+            generation.terminate_ranks(grace_s)
+        while True:  # what an operation under way starts meanwhile goes too
+            if self.generation is not None:
+                self.generation.kill()
+            if self._operation.acquire(timeout=KILL_PERIOD_S):
+                break
+        try:
+            if self.generation is not None:
+                self.generation.kill()
+            if self._zygote is not None:
+                self._zygote.close()
+                self._zygote = None
+            for held in self._reserved.values():
+                held.close()
+            self._conclude(AttendResult(Outcome.STOPPED, self.progress()))
+        finally:
+            self._operation.release()
+        assert self._result is not None
+        return self._result
+
+    # ------------------------------------------------------------------ helpers
+
+    @contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        """One operation at a time, and none any more once the part is being ended or cannot be used."""
+        with self._operation:
+            if self._ending.is_set():
+                raise RunError("the part is being ended.", code="run.ended")
+            if self._failed is not None:
+                raise RunError(
+                    f"'{name}' is too late: {self._failed.message}",
+                    code=self._failed.code,
+                    remedy="End the part; the job goes on in another epoch.",
+                )
+            yield
+
+    @contextmanager
+    def try_operation(self) -> Iterator[bool]:
+        """As `operation`, but without waiting: False where another one is under way or the part is being ended."""
+        if self._ending.is_set() or not self._operation.acquire(blocking=False):
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            self._operation.release()
+
+    def open_store(self) -> Store:
+        """The node's store, as the tenant sees it."""
+        return Store.open(Path(self.spec.checkpoint_dir), self.part.tenant, create=False)
+
+    @contextmanager
+    def _final_on_error(self) -> Iterator[None]:
+        """After an error while the part is brought up nothing of it stays but its directory."""
+        try:
+            yield
+        except BaseException as error:
+            known = error if isinstance(error, ErgoError) else RunError(f"{type(error).__name__}: {error}")
+            self._failed = known
+            if self._restoration is not None:
+                self._restoration.refuse()
+            if self.generation is not None:
+                self.generation.kill()
+            self.event("failed", reason=known.message)
+            raise
+
+    def _live_generation(self) -> Generation:
+        if self.generation is None:
+            raise RunError("the part is not prepared.", code="run.order")
+        return self.generation
+
+
+def restored_state(saved: RankState, counts: dict[str, Any] | None) -> RankState:
+    """State of a rank as it was saved, with its counts as they were loaded; None for a rank that had ended."""
+    if counts is None:
+        return saved
+    loaded = {
+        comm.name: comm.model_copy(
+            update={"contributed": counts[comm.name]["contributed"], "completed": counts[comm.name]["completed"]}
+        )
+        for comm in saved.communicators
+        if comm.name in counts
+    }
+    return saved.model_copy(update={"communicators": tuple(loaded.values())})
+
+
+def fork_proxies(generation: Generation, zygote: Zygote, layout: RunLayout, deadline_s: float = 60.0) -> None:
+    """Forks a generation's proxies; an error of the zygote comes with its last words."""
+    try:
+        generation.fork_proxies(zygote, deadline_s)
+    except DeviceProxyError as error:
+        words = (layout.root / "zygote.log").read_text(errors="replace").strip().splitlines()
+        if error.code == "device-proxy.start" and words:
+            raise RunError(f"{error.message} Its last words: {words[-1]}", code=error.code) from error
+        raise
