@@ -17,7 +17,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from model.errors import ModelError
-from model.ids import Epoch, JobId
+from model.ids import Epoch, JobId, Step
 from model.names import Activity
 from model.runtime import (
     AttendInput,
@@ -45,6 +45,9 @@ BEAT_S = 1.0
 
 FINAL_CODES = frozenset(RuntimeCode)
 """Trying again on this node would end the same: the workflow decides what is to be done instead."""
+
+LET_GO = "node.let-go"
+"""Code of an `attend` that ends because its agent does. Tried again, it re-attaches."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -89,20 +92,20 @@ class NodeActivities:
     @activity.defn(name=Activity.ATTEND, no_thread_cancel_exception=True)
     def attend(self, request: AttendInput) -> AttendResult:
         """Runs the node's part of a job until it ends; lets go, ranks untouched, when cancelled or shut down."""
-        known: list[Progress] = []
+        known = [Progress(Step(0), 0)]
 
         def report(progress: Progress) -> None:
-            known[:] = [progress]
+            known[0] = progress
             if activity.is_cancelled() or activity.is_worker_shutdown():
                 raise _LetGo
 
-        def beat() -> object:
-            return known[0] if known else PhaseProgress("starting")
-
         try:
-            return self._call(request, lambda: self._runtime.attend(request, report), beat)
+            return self._call(request, lambda: self._runtime.attend(request, report), lambda: known[0])
         except _LetGo:
-            self._let_go(request)
+            if not activity.is_cancelled():
+                # Nobody has asked for it, so Temporal takes no cancellation; whoever comes next re-attaches at once.
+                raise ApplicationError("The node agent ends; the ranks run on.", type=LET_GO) from None
+            self._end_if_closed(request)
             raise CancelledError("The node has let go of the job; its ranks run on.") from None
 
     @activity.defn(name=Activity.BARRIER, no_thread_cancel_exception=True)
@@ -151,11 +154,11 @@ class NodeActivities:
             _log.info("activity done", activity=info.activity_type, result=_short(result))
             return result
 
-    def _let_go(self, request: AttendInput) -> None:
+    def _end_if_closed(self, request: AttendInput) -> None:
         """The server knows the activity no more: the job goes on as a new run, or it is over and its ranks must end."""
         details = activity.cancellation_details()
         if details is None or not details.not_found:
-            return  # cancelled by the workflow, which stops the ranks by `stop`; or the agent is shut down
+            return  # cancelled by the workflow, which stops the ranks by `stop`
         how = self._fates.closed(request.job)
         if how is not None:
             _log.warning("the workflow is closed; its ranks are ended", job=str(request.job), status=how)
