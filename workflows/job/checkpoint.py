@@ -1,0 +1,218 @@
+"""Takes a cut over all nodes and a checkpoint there. Fails without harm: the job then runs on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from temporalio import workflow
+
+from model.control import CheckpointView
+from model.ids import NodeId
+from model.names import Activity
+from model.runtime import (
+    BarrierInput,
+    BarrierResult,
+    CheckpointInput,
+    CheckpointResult,
+    CollectiveTarget,
+    NodeParts,
+    Outcome,
+)
+from workflows.job import parts
+from workflows.job.calls import each, every, on_node
+from workflows.job.core import Job
+from workflows.job.cut import first_node, lowest_step, slowest, targets
+from workflows.job.errors import OperationFailed
+
+STOP_S = 30.0
+"""Seconds in which every queue of a node comes to a message boundary, beside the wait for the end of a step."""
+
+WRITE_S = 1800.0
+COMMIT_S = 300.0
+RESUME_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class CutResult:
+    """A committed checkpoint; `stopped_at` is when all ranks stood, `parts_ms` what took how long."""
+
+    checkpoint: CheckpointView
+    stopped_at: datetime
+    parts_ms: dict[str, float]
+
+
+class Clock:
+    """Times the parts of an operation, in milliseconds of workflow time."""
+
+    def __init__(self) -> None:
+        self._last = workflow.now()
+        self.parts_ms: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """The part `name` is over."""
+        now = workflow.now()
+        self.parts_ms[name] = self.parts_ms.get(name, 0.0) + _ms(self._last, now)
+        self._last = now
+
+
+async def take(job: Job, kind: Literal["live", "full"]) -> CutResult:
+    """Takes a checkpoint. After a ``full`` one the ranks stand still; after a ``live`` one they run.
+
+    Raises:
+        OperationFailed: nothing has changed, and the ranks have been told to go on.
+    """
+    placement = job.state.placement
+    if placement is None:
+        raise OperationFailed("The job is on no node.", code="job.not-placed")
+    if any(part.over for part in job.parts.values()):
+        raise OperationFailed("The job is ending, so that no cut is taken.", code="job.ending")
+    began = workflow.now()
+    job.state.cut += 1
+    cut, nodes = job.state.cut, placement.nodes
+    try:
+        return await _take(job, kind, cut, nodes, began)
+    except Exception as error:
+        # Not only an OperationFailed: whatever it was, no rank may be left standing.
+        await resume(job, nodes, cut)
+        if isinstance(error, OperationFailed):
+            raise
+        raise OperationFailed(f"The cut could not be taken: {error}", code="job.cut") from error
+
+
+async def _take(
+    job: Job, kind: Literal["live", "full"], cut: int, nodes: tuple[NodeId, ...], began: datetime
+) -> CutResult:
+    state, policy = job.state, job.spec.checkpoint
+    placement = state.placement
+    assert placement is not None
+    prefer_s = policy.step_deadline_s if policy.cut == "step" else 0.0
+    limit_s = STOP_S + prefer_s
+
+    async def stop(node: NodeId) -> BarrierResult:
+        request = BarrierInput(state.job, state.epoch, cut, "stop", limit_s, prefer_step_s=prefer_s)
+        story = f"cut {cut}: hold {node.name}"
+        return await on_node(job, Activity.BARRIER, node, request, BarrierResult, story=story, limit_s=limit_s + 15)
+
+    async def finish(node: NodeId, goals: tuple[CollectiveTarget, ...]) -> BarrierResult:
+        request = BarrierInput(state.job, state.epoch, cut, "finish", STOP_S, targets=goals)
+        story = f"cut {cut}: finish collectives on {node.name}"
+        return await on_node(job, Activity.BARRIER, node, request, BarrierResult, story=story, limit_s=STOP_S + 15)
+
+    async def write(node: NodeId) -> CheckpointResult:
+        request = CheckpointInput(state.job, state.epoch, cut, kind, WRITE_S, parent=state.checkpoint)
+        story = f"cut {cut}: write {kind} checkpoint on {node.name}"
+        return await on_node(job, Activity.CHECKPOINT, node, request, CheckpointResult, story=story, limit_s=WRITE_S)
+
+    job.operation = f"{kind} checkpoint: barrier"
+    stood = await each(nodes, stop)
+    stopped_at = workflow.now()
+    clock = Clock()
+    goals = targets(rank for result in stood for rank in result.ranks)
+    finished = await each(nodes, lambda node: finish(node, goals))
+    clock.lap("barrier")
+    job.operation = f"{kind} checkpoint: write"
+    written = await each(nodes, write)
+    clock.lap("write")
+    for name, value in slowest([*(r.timings_ms for r in finished), *(r.timings_ms for r in written)]).items():
+        clock.parts_ms[f"node.{name}"] = value
+    job.operation = f"{kind} checkpoint: commit"
+    whole = tuple(result.parts for result in written if result.parts is not None)
+    commit = await _commit(job, first_node(placement), cut, kind, whole)
+    clock.lap("commit")
+    if commit.checkpoint is None:
+        raise OperationFailed("The commit named no checkpoint.", code="job.commit")
+    live_ms = _live_stop_ms(written)
+    view = CheckpointView(
+        id=commit.checkpoint,
+        kind=kind,
+        time=workflow.now(),
+        step=lowest_step(rank for node in whole for rank in node.states) or state.step,
+        stored_bytes=sum(result.stored_bytes for result in written),
+        total_bytes=sum(result.total_bytes for result in written),
+        stopped_ms=live_ms if kind == "live" and live_ms is not None else _ms(stopped_at, workflow.now()),
+    )
+    job.committed(view, _ms(began, workflow.now()))
+    return CutResult(view, stopped_at, clock.parts_ms)
+
+
+async def final(job: Job, nodes: tuple[NodeId, ...]) -> str:
+    """Keeps the job directory as it is at the end, of nodes whose ranks have ended.
+
+    Returns:
+        Why it could not be kept; empty where it was.
+    """
+    if not nodes or job.state.placement is None:
+        return "no node is left that has it"
+
+    async def write(node: NodeId) -> CheckpointResult:
+        request = CheckpointInput(job.state.job, job.state.epoch, 0, "final", WRITE_S)
+        story = f"keep the job directory of {node.name}"
+        return await on_node(
+            job, Activity.CHECKPOINT, node, request, CheckpointResult, story=story, limit_s=WRITE_S, attempts=5
+        )
+
+    try:
+        written = await each(nodes, write)
+        whole = tuple(result.parts for result in written if result.parts is not None)
+        first = first_node(job.state.placement)
+        commit = await _commit(job, first if first in nodes else nodes[0], 0, "final", whole)
+    except OperationFailed as error:
+        return error.message
+    if commit.checkpoint is None:
+        return "the commit named no checkpoint"
+    job.committed(
+        CheckpointView(
+            id=commit.checkpoint,
+            kind="final",
+            time=workflow.now(),
+            step=job.state.step,
+            stored_bytes=sum(result.stored_bytes for result in written),
+            total_bytes=sum(result.total_bytes for result in written),
+            stopped_ms=0.0,
+        ),
+        0.0,
+    )
+    return ""
+
+
+async def resume(job: Job, nodes: tuple[NodeId, ...], cut: int) -> None:
+    """Lets the ranks go on, or finds that they do: a node does so by itself when nobody tells it anything."""
+
+    async def go_on(node: NodeId) -> BarrierResult:
+        request = BarrierInput(job.state.job, job.state.epoch, cut, "resume", RESUME_S)
+        story = f"cut {cut}: let {node.name} run on"
+        return await on_node(
+            job, Activity.BARRIER, node, request, BarrierResult, story=story, limit_s=RESUME_S + 5, urgent=True
+        )
+
+    for node, answer in zip(nodes, await every(nodes, go_on), strict=True):
+        if isinstance(answer, OperationFailed):
+            workflow.logger.warning("job %s: resume on %s: %s", job.state.job, node, answer.message)
+
+
+async def _commit(
+    job: Job, node: NodeId, cut: int, kind: Literal["live", "full", "final"], whole: tuple[NodeParts, ...]
+) -> CheckpointResult:
+    request = CheckpointInput(
+        job.state.job, job.state.epoch, cut, kind, COMMIT_S, commit=whole, parent=job.state.checkpoint
+    )
+    story = f"commit checkpoint on {node.name}" if kind != "final" else f"commit the job directory on {node.name}"
+    return await on_node(job, Activity.CHECKPOINT, node, request, CheckpointResult, story=story, limit_s=COMMIT_S)
+
+
+def completed_nodes(job: Job) -> tuple[NodeId, ...]:
+    """Nodes whose ranks have all ended by themselves."""
+    done = (*parts.ended(job, Outcome.COMPLETED), *parts.ended(job, Outcome.FAILED))
+    return tuple(part.node for part in done)
+
+
+def _live_stop_ms(written: list[CheckpointResult]) -> float | None:
+    """How long the ranks stood for a live checkpoint, as the nodes measured it."""
+    stood = [result.timings_ms["stopped"] for result in written if "stopped" in result.timings_ms]
+    return max(stood) if stood else None
+
+
+def _ms(since: datetime, until: datetime) -> float:
+    return (until - since).total_seconds() * 1000

@@ -1,0 +1,314 @@
+"""A job inside its workflow: its state, and how it changes in a way that others see."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
+
+from events.types import CheckpointCommittedData, DecisionData, JobPhaseChangedData, PlacementData
+from model.control import CheckpointView, DecisionView, Directive, OperationResult, TransitionView
+from model.errors import ModelError
+from model.ids import Epoch, NodeId
+from model.job_spec import JobSpec
+from model.job_state import JobPhase, check_transition
+from model.names import SearchAttribute
+from model.placement import Placement
+from model.runtime import AttendResult
+from workflows.job import outbox
+from workflows.job.errors import OperationFailed
+from workflows.job.state import KEPT_VIEWS, JobState
+
+V = TypeVar("V")
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A job's part on a node, as its `attend` tells it."""
+
+    node: NodeId
+    epoch: Epoch
+    result: AttendResult | None = None
+    error: OperationFailed | None = None
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will be heard of it."""
+        return self.result is not None or self.error is not None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What a person has asked for, until it is done or refused.
+
+    Attributes:
+        accepted: for a move: the scheduler agrees.
+        result: the answer; exclusive with `refused`.
+    """
+
+    kind: str
+    reason: str
+    to: str = ""
+    id: str = ""
+    accepted: bool = False
+    result: OperationResult | None = None
+    refused: OperationFailed | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether there is an answer."""
+        return self.result is not None or self.refused is not None
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One job. What is carried is in `state`; the rest is of this run of the workflow only.
+
+    Attributes:
+        page: writes the details that the UI shows.
+        parts: of the current epoch.
+        directives: not looked at yet, oldest first.
+        requests: people's, not begun yet.
+        cancel: why the job is to be cancelled; empty where it is not.
+        reopen: why the record has to be opened again; empty where it has not.
+        dirty: the state has changed since the scheduler was told.
+        operation: what is under way, for people.
+    """
+
+    spec: JobSpec
+    state: JobState
+    page: Callable[[Job], str]
+    parts: dict[NodeId, Part] = field(default_factory=dict[NodeId, Part])
+    directives: list[Directive] = field(default_factory=list[Directive])
+    requests: list[Request] = field(default_factory=list[Request])
+    moving: Request | None = None
+    cancel: str = ""
+    reopen: str = ""
+    renew: bool = False
+    dirty: bool = False
+    telling: bool = False
+    attributes: dict[str, str | int | list[str]] = field(default_factory=dict[str, "str | int | list[str]"])
+    operation: str = ""
+    leftover: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether what is under way should give way."""
+        return bool(self.cancel or self.reopen)
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """Where the job is."""
+        return self.state.placement.nodes if self.state.placement is not None else ()
+
+    @property
+    def width(self) -> int:
+        """Number of devices held."""
+        return self.state.placement.width if self.state.placement is not None else 0
+
+    def is_lost(self, node: NodeId) -> bool:
+        """Whether the scheduler has given the node up."""
+        return node in self.state.lost
+
+    # -- changes that others see --
+
+    def transition(
+        self,
+        phase: JobPhase,
+        reason: str,
+        *,
+        down_ms: float | None = None,
+        parts_ms: dict[str, float] | None = None,
+        exit_code: int | None = None,
+    ) -> None:
+        """Enters a phase, with its event, for everybody to see.
+
+        Raises:
+            ModelError: it may not follow the phase that the job is in.
+        """
+        state = self.state
+        check_transition(state.phase, phase)
+        before, state.phase = state.phase, phase
+        self._account(before)
+        self._emit_phase(before, reason, exit_code)
+        placement = state.placement
+        keep(
+            state.transitions,
+            TransitionView(
+                time=workflow.now(),
+                phase=phase,
+                reason=reason,
+                epoch=state.epoch,
+                devices=placement.devices if placement else (),
+                step=state.step,
+                down_ms=down_ms,
+                parts_ms=parts_ms,
+            ),
+        )
+        workflow.logger.info("job %s: %s -> %s: %s", state.job, before, phase, reason)
+        self.show()
+        self.dirty = True
+
+    def first_event(self, reason: str) -> None:
+        """Tells that there is a job."""
+        self._emit_phase(None, reason, None)
+        keep(
+            self.state.transitions,
+            TransitionView(time=workflow.now(), phase=self.state.phase, reason=reason, epoch=self.state.epoch),
+        )
+        self.show()
+        self.dirty = True
+
+    def committed(self, view: CheckpointView, duration_ms: float) -> None:
+        """A checkpoint is the job's newest."""
+        state = self.state
+        keep(state.checkpoints, view)
+        if view.kind == "final":
+            state.final = view.id
+            return
+        state.checkpoint, state.checkpoint_nodes = view.id, self.nodes
+        state.step = max(state.step, view.step)
+        data = CheckpointCommittedData(
+            checkpoint=view.id,
+            kind=view.kind,
+            step=view.step,
+            stored_bytes=view.stored_bytes,
+            total_bytes=view.total_bytes,
+            duration_ms=round(duration_ms),
+            stopped_ms=round(view.stopped_ms),
+        )
+        outbox.append(state.outbox, data, now=workflow.now(), epoch=state.epoch)
+
+    def decided(self, directive: Directive) -> None:
+        """Keeps a decision of the scheduler, and tells of it where it changes something."""
+        self.note(directive.action, directive.reason)
+        action = "reject" if directive.action == "refuse" else directive.action
+        if action in ("wait", "lost"):
+            return
+        placed = PlacementData(devices=directive.devices, device_of_rank=directive.device_of_rank)
+        try:
+            data = DecisionData.model_validate(
+                {
+                    "action": action,
+                    "reason": directive.reason,
+                    "policy": directive.policy,
+                    "state_digest": directive.state_digest,
+                    "placement": placed,
+                }
+                if directive.devices
+                else {
+                    "action": action,
+                    "reason": directive.reason,
+                    "policy": directive.policy,
+                    "state_digest": directive.state_digest,
+                }
+            )
+        except (ModelError, ValidationError) as error:
+            workflow.logger.error("job %s: a decision is no event: %s", self.state.job, error)
+            return
+        outbox.append(self.state.outbox, data, now=workflow.now(), epoch=self.state.epoch)
+
+    def note(self, action: str, reason: str) -> None:
+        """Keeps for people why something was or was not done."""
+        last = self.state.decisions[-1] if self.state.decisions else None
+        if last is not None and (last.action, last.reason) == (action, reason):
+            return
+        keep(self.state.decisions, DecisionView(workflow.now(), action, reason))
+        self.show()
+
+    def show(self) -> None:
+        """What the Temporal UI shows follows the state: current details and search attributes."""
+        workflow.set_current_details(self.page(self))
+        self._set_attributes()
+
+    def _set_attributes(self) -> None:
+        # One that the server does not know would fail the workflow's task for ever: only those it knows are set.
+        state, known = self.state, frozenset(self.state.search_attributes)
+        values: dict[str, str | int | list[str]] = {
+            SearchAttribute.TENANT: str(self.spec.tenant),
+            SearchAttribute.TIER: self.spec.tier.value,
+            SearchAttribute.PHASE: state.phase.value,
+            SearchAttribute.EPOCH: int(state.epoch),
+            SearchAttribute.WIDTH: self.width,
+            SearchAttribute.NODES: [node.name for node in self.nodes],
+        }
+        changed = {
+            name: value for name, value in values.items() if name in known and self.attributes.get(name) != value
+        }
+        if changed:
+            self.attributes |= changed
+            updates = [_attribute(name, value) for name, value in changed.items()]
+            workflow.upsert_search_attributes(updates)  # pyright: ignore[reportUnknownMemberType]
+
+    # -- device time --
+
+    def delivered_ms(self) -> int:
+        """Device time delivered, in milliseconds: a node's own count where an epoch is over, else an estimate."""
+        since = self.state.running_since
+        running = 0.0 if since is None else (workflow.now() - since).total_seconds() * 1000 * self.width
+        return self.state.delivered_ms + round(running)
+
+    def limit_at(self) -> datetime | None:
+        """When the job's device time is used up, should it run on as it does."""
+        limit, since = self.spec.device_time_limit_s, self.state.running_since
+        if limit is None or since is None or not self.width:
+            return None
+        left_s = (limit * 1000 - self.state.delivered_ms) / 1000 / self.width
+        return since + timedelta(seconds=left_s)
+
+    def _account(self, before: JobPhase) -> None:
+        state, now = self.state, workflow.now()
+        if before is JobPhase.RUNNING and state.running_since is not None:
+            state.delivered_ms = self.delivered_ms()
+            state.running_since = None
+        if state.phase is JobPhase.RUNNING:
+            state.running_since = now
+            every = self.spec.checkpoint.every_s
+            if every is not None and (before is JobPhase.STARTING or state.checkpoint_due is None):
+                state.checkpoint_due = now + timedelta(seconds=every)
+
+    def _emit_phase(self, before: JobPhase | None, reason: str, exit_code: int | None) -> None:
+        state = self.state
+        data = JobPhaseChangedData(
+            before=before,
+            after=state.phase,
+            reason=reason or state.phase.value,
+            step=state.step,
+            placement=PlacementData.of(state.placement) if state.placement is not None else None,
+            exit_code=exit_code,
+        )
+        outbox.append(state.outbox, data, now=workflow.now(), epoch=state.epoch)
+
+
+def keep(views: list[V], view: V) -> None:
+    """Appends to what is kept for people."""
+    keep_last(views, view, KEPT_VIEWS)
+
+
+def keep_last(items: list[V], item: V, count: int) -> None:
+    """Appends, and keeps the newest `count`."""
+    items.append(item)
+    del items[:-count]
+
+
+def _attribute(name: str, value: str | int | list[str]) -> SearchAttributeUpdate[Any]:
+    if isinstance(value, str):
+        return SearchAttributeKey.for_keyword(name).value_set(value)
+    if isinstance(value, int):
+        return SearchAttributeKey.for_int(name).value_set(value)
+    return SearchAttributeKey.for_keyword_list(name).value_set(value)
+
+
+def placement_of(spec: JobSpec, directive: Directive, epoch: Epoch) -> Placement:
+    """The placement that a directive names.
+
+    Raises:
+        ModelError: it is none.
+    """
+    return Placement(epoch, directive.devices, directive.device_of_rank, spec.devices_per_rank)

@@ -1,0 +1,250 @@
+"""What a job does next: one operation at a time, the most urgent first."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from datetime import datetime, timedelta
+from typing import Literal
+
+from temporalio import workflow
+
+from model.control import Directive, OperationResult
+from model.job_state import JobPhase
+from model.runtime import Outcome, RuntimeCode
+from workflows.job import checkpoint, finish, parts, recover, start
+from workflows.job.core import Job, Request
+from workflows.job.errors import Fenced, Interrupted, NodeLost, OperationFailed
+from workflows.job.migrate import migrate
+from workflows.job.outbox import refusal
+from workflows.job.preempt import preempt
+
+_IN_BETWEEN = (JobPhase.STARTING, JobPhase.SUSPENDING, JobPhase.MOVING, JobPhase.RESIZING)
+
+
+async def drive(job: Job) -> Literal["ended", "renew"]:
+    """Runs the job until it has ended, or until nothing is under way and the workflow should continue as new."""
+    await recover.open_first(job)
+    while not job.state.phase.ended:
+        await _until_due(job)
+        if renewable(job):
+            return "renew"
+        await _guarded(job, _next(job))
+        job.operation = ""
+        job.show()
+    for request in job.requests:
+        refuse(request, f"The job is {job.state.phase}.")
+    job.requests.clear()
+    return "ended"
+
+
+def renewable(job: Job) -> bool:
+    """Whether this is a moment to continue as new: it is wanted, and nothing is under way or asked for."""
+    wanted = job.renew or workflow.info().is_continue_as_new_suggested()
+    busy = job.interrupted or job.requests or job.directives or job.moving is not None or _urgent(job)
+    return wanted and not busy
+
+
+async def _until_due(job: Job) -> None:
+    def something() -> bool:
+        return bool(job.interrupted or job.directives or job.requests or _urgent(job) or renewable(job))
+
+    due = min((time for time in (_checkpoint_due(job), job.limit_at()) if time is not None), default=None)
+    if due is None:
+        # Directives and requests may change what is due, so that the wait is never longer than one of them.
+        await workflow.wait_condition(something)
+        return
+    left = max(timedelta(milliseconds=1), due - workflow.now())
+    try:
+        await workflow.wait_condition(something, timeout=left, timeout_summary="until the next checkpoint or limit")
+    except TimeoutError:
+        return
+
+
+def _urgent(job: Job) -> bool:
+    """Whether the parts, or the scheduler, have told something that ends the job's stay where it is."""
+    if job.state.phase is not JobPhase.RUNNING:
+        return False
+    return parts.trouble(job) is not None or bool(parts.ended(job, Outcome.FAILED)) or _completed(job)
+
+
+def _completed(job: Job) -> bool:
+    return bool(job.parts) and len(parts.ended(job, Outcome.COMPLETED)) == len(job.parts)
+
+
+def _checkpoint_due(job: Job) -> datetime | None:
+    return job.state.checkpoint_due if job.state.phase is JobPhase.RUNNING else None
+
+
+async def _next(job: Job) -> None:
+    now = workflow.now()
+    if job.reopen:
+        await recover.reopen(job)
+    elif job.cancel:
+        await finish.cancel(job)
+    elif _urgent(job):
+        await _settle(job)
+    elif (limit := job.limit_at()) is not None and now >= limit:
+        seconds = job.spec.device_time_limit_s
+        await finish.fail(job, f"Its device time of {seconds} s (`device_time_limit_s`) is used up.", keep=False)
+    elif job.requests:
+        await _requested(job, job.requests.pop(0))
+    elif job.directives:
+        await _directed(job, job.directives.pop(0))
+    elif (due := _checkpoint_due(job)) is not None and now >= due:
+        await _checkpoint(job)
+
+
+async def _settle(job: Job) -> None:
+    """The parts have told how they ended."""
+    failed = parts.ended(job, Outcome.FAILED)
+    trouble = parts.trouble(job)
+    if failed and not isinstance(trouble, NodeLost | Fenced):
+        await finish.program_failed(job)
+    elif trouble is None:
+        await finish.complete(job)
+    elif trouble.code == RuntimeCode.FENCED:
+        raise trouble
+    else:
+        await recover.recover(job, trouble)
+
+
+async def _directed(job: Job, directive: Directive) -> None:
+    phase, state = job.state.phase, job.state
+    request = job.moving if job.moving is not None and directive.request == job.moving.id else None
+    if directive.action == "refuse":
+        job.decided(directive)
+        if request is not None:
+            _moved(job, request, OperationFailed(directive.reason, code="job.refused"))
+        return
+    backlog = refusal(state.outbox, workflow.now())
+    possible = {
+        "place": phase is JobPhase.QUEUED or (phase is JobPhase.SUSPENDED and not state.held),
+        "preempt": phase is JobPhase.RUNNING,
+        "migrate": phase is JobPhase.RUNNING,
+    }
+    if not possible.get(directive.action, False) or backlog:
+        why = backlog or f"The job is {phase}{' and held' if state.held else ''}."
+        job.note(f"{directive.action} not done", why)
+        job.dirty = True  # the scheduler believes otherwise
+        if request is not None:
+            _moved(job, request, OperationFailed(why, code="job.refused"))
+        return
+    job.decided(directive)
+    if directive.action == "place":
+        try:
+            await start.start(job, directive)
+        except OperationFailed as error:
+            if not isinstance(error, Interrupted | NodeLost | Fenced):
+                await recover.failed_start(job, error)
+            raise
+    elif directive.action == "preempt":
+        await preempt(job, directive.reason, held=False)
+    elif directive.action == "migrate":
+        if request is not None:
+            request.accepted = True
+        try:
+            await migrate(job, directive)
+        except OperationFailed as error:
+            _moved(job, request, error)
+            raise
+        _moved(job, request, None)
+
+
+async def _requested(job: Job, request: Request) -> None:
+    state = job.state
+    why = request.reason or "A person asked for it."
+    try:
+        if refused := refusal(state.outbox, workflow.now()):
+            raise OperationFailed(refused, code="job.backlog")
+        if request.kind == "preempt":
+            await _hold(job, why)
+            message = "It is suspended and held; `resume` lets it go on."
+        elif request.kind == "resume":
+            _release(job, why)
+            message = "It waits for devices."
+        else:
+            if state.phase is not JobPhase.RUNNING:
+                raise OperationFailed(f"The job is {state.phase}: only a running one has a state to keep.")
+            await _checkpoint(job)
+            message = f"Checkpoint {state.checkpoint} is committed."
+    except OperationFailed as error:
+        request.refused = error
+        raise
+    else:
+        request.result = OperationResult(state.phase, message, state.checkpoint)
+    finally:
+        if not request.over:
+            refuse(request, "It was not done, because of an error; the worker's log has it.")
+
+
+async def _hold(job: Job, why: str) -> None:
+    state = job.state
+    if state.phase is JobPhase.RUNNING:
+        await preempt(job, why, held=True)
+    elif state.phase in (JobPhase.QUEUED, JobPhase.SUSPENDED):
+        state.held, state.waiting = True, "A person has preempted it; `resume` lets it go on."
+        job.dirty = True
+        if state.phase is JobPhase.QUEUED:
+            job.transition(JobPhase.SUSPENDED, why)
+    job.note("hold", why)
+
+
+def _release(job: Job, why: str) -> None:
+    job.state.held = False
+    job.state.waiting = "It waits for devices."
+    if job.state.phase is JobPhase.SUSPENDED:
+        job.transition(JobPhase.QUEUED, why)
+    job.note("resume", why)
+
+
+async def _checkpoint(job: Job) -> None:
+    every = job.spec.checkpoint.every_s
+    if every is not None:
+        job.state.checkpoint_due = workflow.now() + timedelta(seconds=every)
+    await checkpoint.take(job, "live")
+
+
+def _moved(job: Job, request: Request | None, error: OperationFailed | None) -> None:
+    """Answers a person's request to move."""
+    if request is None:
+        return
+    job.moving, job.state.move = None, None
+    job.dirty = True
+    if error is None:
+        request.result = OperationResult(job.state.phase, "It runs at its new place.", job.state.checkpoint)
+    else:
+        request.refused = error
+
+
+def refuse(request: Request, why: str) -> None:
+    """Answers that it is not done."""
+    if not request.over:
+        request.refused = OperationFailed(why, code="job.refused")
+
+
+async def _guarded(job: Job, operation: Awaitable[None]) -> None:
+    """Whatever goes wrong in an operation, the workflow goes on and the job ends up in a phase that is true."""
+    try:
+        await operation
+    except Fenced as error:
+        job.reopen = job.reopen or error.message
+    except Interrupted:
+        return
+    except OperationFailed as error:
+        job.note("failed", error.message)
+        await _true_phase(job, error)
+    except Exception as error:
+        workflow.logger.exception("job %s: an operation broke", job.state.job)
+        job.note("failed", f"An error in the workflow: {error}")
+        await _true_phase(job, OperationFailed(f"An error in the workflow: {error}", code="job.bug"))
+
+
+async def _true_phase(job: Job, error: OperationFailed) -> None:
+    """After a failed operation a job runs or waits; one that is left between is recovered."""
+    job.dirty = True
+    if job.state.phase not in _IN_BETWEEN or job.interrupted:
+        return
+    try:
+        await recover.recover(job, error)
+    except OperationFailed as second:
+        workflow.logger.error("job %s: recovery failed: %s", job.state.job, second.message)

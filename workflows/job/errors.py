@@ -1,0 +1,56 @@
+"""Why an operation on a job did not go through. None of these leaves the workflow: its driver handles each."""
+
+from __future__ import annotations
+
+from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import TimeoutError as TimedOut
+
+from model.ids import NodeId
+from model.runtime import RuntimeCode
+
+
+class OperationFailed(Exception):
+    """A step of an operation failed.
+
+    Attributes:
+        code: the activity's error code, or ``job.…``.
+    """
+
+    def __init__(self, message: str, *, code: str = "job.failed-step") -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+class Fenced(OperationFailed):
+    """Another run of the workflow, or a higher epoch, has the job: what this run believes is out of date."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=RuntimeCode.FENCED)
+
+
+class NodeLost(OperationFailed):
+    """The scheduler has given the node up."""
+
+    def __init__(self, node: NodeId) -> None:
+        super().__init__(f"Node {node} is lost.", code="job.node-lost")
+        self.node = node
+
+
+class Interrupted(OperationFailed):
+    """Something more urgent came: the job is cancelled, or its workflow was reset."""
+
+
+def of_activity(error: ActivityError, where: str) -> OperationFailed:
+    """Says in a sentence what an activity's error means."""
+    cause = error.cause
+    if isinstance(cause, ApplicationError):
+        code = cause.type or "job.failed-step"
+        message = cause.message or str(cause)
+        if code == RuntimeCode.FENCED:
+            return Fenced(message)
+        return OperationFailed(f"{where}: {message}", code=code)
+    if isinstance(cause, TimedOut):
+        kind = cause.type.name.lower().replace("_", "-") if cause.type is not None else "time"
+        return OperationFailed(f"{where} did not answer in time ({kind}).", code=f"job.timeout.{kind}")
+    return OperationFailed(f"{where}: {cause or error}", code="job.failed-step")

@@ -1,0 +1,133 @@
+"""The job's parts on its nodes: attended until they end, and ended when the job must not be there any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Literal
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, CancelledError
+
+from model.ids import Epoch, NodeId
+from model.names import Activity, node_task_queue
+from model.runtime import AttendInput, AttendResult, Outcome, RuntimeCode, StopInput, StopResult
+from workflows.job.calls import FINAL_CODES, FOREVER, HEARTBEAT_S, every, on_node
+from workflows.job.core import Job, Part
+from workflows.job.errors import NodeLost, OperationFailed, of_activity
+
+STOP_PATIENCE = timedelta(seconds=120)
+"""How long a node that neither stops nor is lost is asked: its lease is long over then, the next epoch fences it."""
+
+
+def attend(job: Job, start: Literal["fresh", "restored"]) -> None:
+    """Begins to attend the parts of the current epoch; they are in `job.parts` from now on."""
+    placement = job.state.placement
+    if placement is None:
+        return
+    job.parts = {node: Part(node, placement.epoch) for node in placement.nodes}
+    for part in job.parts.values():
+        ranks = len(placement.ranks_at(part.node))
+        request = AttendInput(job.state.job, placement.epoch, part.node, job.spec, placement, start)
+        story = f"epoch {placement.epoch}: {ranks} rank{'s' if ranks > 1 else ''} on {part.node.name}"
+        part.task = asyncio.create_task(_attend(job, part, request, story))
+        job.leftover.add(part.task)
+        part.task.add_done_callback(job.leftover.discard)
+
+
+async def _attend(job: Job, part: Part, request: AttendInput, story: str) -> None:
+    # Without a limit on its queue: an agent that starts again goes on with it, and a dead one's is let go when the
+    # scheduler gives the node up.
+    handle = workflow.start_activity(
+        Activity.ATTEND.value,
+        request,
+        result_type=AttendResult,
+        task_queue=node_task_queue(part.node),
+        start_to_close_timeout=FOREVER,
+        heartbeat_timeout=timedelta(seconds=HEARTBEAT_S),
+        retry_policy=RetryPolicy(
+            initial_interval=timedelta(milliseconds=200),
+            maximum_interval=timedelta(seconds=5),
+            non_retryable_error_types=FINAL_CODES,
+        ),
+        summary=story,
+    )
+    await workflow.wait_condition(lambda: handle.done() or job.is_lost(part.node))
+    if not handle.done():
+        handle.cancel()
+    try:
+        part.result = await handle
+    except ActivityError as error:
+        if job.is_lost(part.node):
+            part.error = NodeLost(part.node)
+        elif isinstance(error.cause, CancelledError):
+            part.error = OperationFailed(f"Node {part.node.name} no longer attends the job.", code="job.let-go")
+        else:
+            part.error = of_activity(error, f"Node {part.node.name}, attend")
+    except asyncio.CancelledError:
+        part.error = OperationFailed("The part is not attended any more.", code="job.let-go")
+        raise
+
+
+def trouble(job: Job) -> OperationFailed | None:
+    """Why the job cannot go on where it is, by what its parts and the scheduler say; None where it can."""
+    for node in job.nodes:
+        if job.is_lost(node):
+            return NodeLost(node)
+    for part in job.parts.values():
+        if part.error is not None:
+            return part.error
+    for part in job.parts.values():
+        if part.result is not None and part.result.outcome in (Outcome.LOST, Outcome.STOPPED):
+            how = "lost a process" if part.result.outcome is Outcome.LOST else "was stopped by somebody else"
+            return OperationFailed(f"The job {how} on node {part.node.name}.", code=f"job.{part.result.outcome}")
+    return None
+
+
+def ended(job: Job, outcome: Outcome) -> tuple[Part, ...]:
+    """The parts that have ended in this way."""
+    return tuple(part for part in job.parts.values() if part.result is not None and part.result.outcome is outcome)
+
+
+async def stop_all(job: Job, nodes: Sequence[NodeId], epoch: Epoch, reason: str, *, grace_s: float = 0.0) -> None:
+    """Ends what these nodes have of the job up to `epoch`: answered by each, or it is lost, or patience is over.
+
+    It never gives way: what it begins has to be over before the job goes on.
+    """
+
+    async def stop(node: NodeId) -> None:
+        deadline = workflow.now() + STOP_PATIENCE
+        while not job.is_lost(node):
+            try:
+                await on_node(
+                    job,
+                    Activity.STOP,
+                    node,
+                    StopInput(job.state.job, epoch, reason[:500], grace_s),
+                    StopResult,
+                    story=f"stop on {node.name}: {reason}"[:200],
+                    limit_s=grace_s + 60,
+                    urgent=True,
+                )
+                return
+            except OperationFailed as error:
+                # FENCED: a higher epoch is on the node, which has ended ours already.
+                if error.code == RuntimeCode.FENCED or isinstance(error, NodeLost):
+                    return
+                workflow.logger.warning("job %s: stop on %s: %s", job.state.job, node, error.message)
+                if workflow.now() >= deadline:
+                    return
+                await workflow.sleep(timedelta(seconds=2), summary=f"until {node.name} answers or is lost")
+
+    await every(nodes, stop)
+
+
+def failure_of(parts: Sequence[Part]) -> tuple[int, str]:
+    """Exit code and last words of the first rank that failed."""
+    for part in parts:
+        for end in part.result.exits if part.result is not None else ():
+            if end.exit_code not in (None, 0):
+                return end.exit_code or 1, f"Rank {end.rank} exited with {end.exit_code}. {end.last_words}".strip()
+    return 1, "A rank failed."

@@ -1,0 +1,119 @@
+"""After a loss: the rest is stopped and the job waits for devices, to go on from its newest checkpoint."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio import workflow
+
+from model.ids import NodeId
+from model.job_state import JobPhase
+from workflows.job import outbox, parts, start
+from workflows.job.core import Job
+from workflows.job.errors import OperationFailed
+from workflows.job.finish import fail
+from workflows.job.preempt import account_parts
+
+PROGRESS = timedelta(minutes=10)
+
+
+async def recover(job: Job, why: OperationFailed) -> None:
+    """From any phase with ranks to queued; failed, where the job has been started in vain too often."""
+    state = job.state
+    job.operation = "recover"
+    state.stopped_at = workflow.now()
+    await parts.stop_all(job, job.nodes, state.epoch, f"recovery: {why.message}")
+    account_parts(job)
+    if exhausted(job):
+        await fail(job, f"{_in_vain(job)} Last: {why.message}", keep=False)
+        return
+    state.placement, job.parts = None, {}
+    state.recoveries += 1
+    state.waiting = f"It is to go on from its newest checkpoint. {why.message}"
+    job.transition(JobPhase.QUEUED, why.message)
+
+
+async def failed_start(job: Job, why: OperationFailed) -> None:
+    """A start went wrong and the job is queued again; failed, where that has happened too often."""
+    if job.state.phase is JobPhase.QUEUED and exhausted(job):
+        await fail(job, f"{_in_vain(job)} Last: {why.message}", keep=False)
+
+
+def exhausted(job: Job) -> bool:
+    """Counts a restart; whether there have been too many in a row without a step of progress."""
+    state = job.state
+    since = state.running_since
+    # A lost node tells no step: having run for long counts as progress.
+    ran = since is not None and workflow.now() - since > PROGRESS
+    progress = ran or state.step > max(state.restart_step, 0)
+    state.restarts = 0 if progress else state.restarts + 1
+    state.restart_step = int(state.step)
+    return state.restarts > job.spec.retries.no_progress
+
+
+def _in_vain(job: Job) -> str:
+    return f"It was started {job.state.restarts} times in a row without a step of progress."
+
+
+async def open_first(job: Job) -> None:
+    """Begins a run of the workflow: a new generation, and what the record says."""
+    truth = await start.open_record(job)
+    state = job.state
+    fresh = not state.told
+    _generation(job, truth.generation)
+    if fresh:
+        state.told = True
+        state.epoch, state.checkpoint, state.step = truth.epoch, truth.checkpoint, truth.step
+        state.unstopped = truth.nodes
+        job.first_event("It was submitted.")
+    elif truth.epoch != state.epoch:
+        job.reopen = "The record knows another epoch than the run before this one."
+    elif state.phase is JobPhase.RUNNING:
+        # What runs is attended again; a part that is not there is a loss, never a second start.
+        parts.attend(job, "restored")
+    job.show()
+    job.dirty = True
+
+
+async def reopen(job: Job) -> None:
+    """What this run believed is out of date: a reset, or a run that came back. The record decides.
+
+    Whatever its epoch has on nodes is stopped, and the job waits to go on from the record's checkpoint.
+    """
+    state, why = job.state, job.reopen
+    job.operation = "open the record again"
+    workflow.logger.warning("job %s: %s", state.job, why)
+    truth = await start.open_record(job)
+    job.reopen = ""
+    _generation(job, truth.generation)
+    placed: tuple[NodeId, ...] = job.nodes
+    epoch = max(truth.epoch, state.epoch)
+    await parts.stop_all(job, tuple(dict.fromkeys((*truth.nodes, *placed))), epoch, why)
+    state.epoch, state.checkpoint, state.step = truth.epoch, truth.checkpoint, truth.step
+    state.checkpoint_nodes = truth.nodes
+    state.placement, job.parts, state.unstopped = None, {}, ()
+    state.move, job.moving = None, None
+    state.waiting = "Its workflow was set back; it goes on from what its record says."
+    if state.phase in (JobPhase.QUEUED, JobPhase.SUSPENDED):
+        job.note("reopened", why)
+        job.show()
+    else:
+        state.recoveries += 1
+        job.transition(JobPhase.QUEUED, why)
+    job.dirty = True
+
+
+async def reopen_ended(job: Job) -> None:
+    """A run that was set back after the job's end only publishes what is left, in a generation of its own."""
+    truth = await start.open_record(job)
+    job.reopen = ""
+    _generation(job, truth.generation)
+    job.dirty = True
+
+
+def _generation(job: Job, generation: int) -> None:
+    state = job.state
+    if generation != state.generation:
+        state.generation = type(state.generation)(generation)
+        state.notice = 0
+        outbox.new_generation(state.outbox)

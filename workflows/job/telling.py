@@ -1,0 +1,111 @@
+"""Two coroutines that tell others of the job as long as its workflow runs: its events, and its state."""
+
+from __future__ import annotations
+
+import asyncio
+
+from temporalio import workflow
+
+from model.control import Demand, JobNotice, NotifyInput, PublishInput, PublishResult
+from model.job_state import JobPhase
+from model.names import CLUSTER_TASK_QUEUE, Activity
+from workflows.job import outbox
+from workflows.job.calls import control, told
+from workflows.job.core import Job
+from workflows.job.errors import Fenced, Interrupted
+
+
+async def publish(job: Job) -> None:
+    """Publishes events in order, one activity at a time, for ever."""
+    state = job.state
+    while True:
+        await workflow.wait_condition(lambda: bool(state.outbox.unpublished and state.generation and not job.reopen))
+        events = outbox.next_batch(
+            state.outbox,
+            job=state.job,
+            tenant=job.spec.tenant,
+            first_run=state.first_run,
+            generation=state.generation,
+            cluster=state.cluster,
+        )
+        if not events:
+            continue
+        request = PublishInput(state.job, workflow.info().run_id, state.generation, events)
+        count = len(events)
+        story = f"publish {count} event{'s' if count > 1 else ''}"
+        try:
+            await control(job, Activity.PUBLISH, request, PublishResult, story=story, patient=True)
+        except Fenced as error:
+            # Nobody has them under these ids by us: the run that holds the generation may use the ids itself.
+            outbox.renumber(state.outbox)
+            job.reopen = job.reopen or f"Another run of the workflow has the job: {error.message}"
+        except Interrupted:
+            continue
+        else:
+            outbox.published(state.outbox, workflow.now())
+            if not state.outbox.unpublished:
+                job.show()
+
+
+async def notify(job: Job) -> None:
+    """Tells the scheduler how the job stands, whenever that has changed: the whole state, the latest only."""
+    state = job.state
+    while True:
+        await workflow.wait_condition(lambda: bool(job.dirty and state.generation and not job.reopen))
+        job.dirty = False
+        job.telling = True
+        state.notice += 1
+        await told(
+            Activity.NOTIFY,
+            NotifyInput(state.cluster, notice(job)),
+            queue=CLUSTER_TASK_QUEUE,
+            story=f"tell the scheduler: {state.phase}",
+        )
+        job.telling = False
+
+
+def notice(job: Job) -> JobNotice:
+    """The job as the scheduler should see it."""
+    state, spec, placement = job.state, job.spec, job.state.placement
+    wants = "nothing"
+    if state.phase is JobPhase.QUEUED or (state.phase is JobPhase.SUSPENDED and not state.held):
+        wants = "devices"
+    if state.phase is JobPhase.RUNNING and state.move is not None:
+        wants = "move"
+    return JobNotice(
+        job=state.job,
+        generation=state.generation,
+        number=state.notice,
+        workflow_run=state.first_run,
+        demand=Demand(
+            name=spec.name,
+            tenant=spec.tenant,
+            tier=spec.tier,
+            priority=spec.priority,
+            ranks=spec.world_size,
+            ranks_per_group=spec.devices_per_rank,
+            min_width=spec.min_width,
+            max_width=spec.widest,
+            submitted_at=state.submitted_at,
+            accelerator=spec.accelerator,
+        ),
+        phase=state.phase,
+        epoch=state.epoch,
+        devices=placement.devices if placement is not None else (),
+        wants=wants,
+        held=state.held,
+        move_to=state.move.to if state.move is not None and wants == "move" else None,
+        request=state.move.id if state.move is not None and wants == "move" else "",
+    )
+
+
+async def all_told(job: Job) -> None:
+    """Until everybody knows how it ended."""
+    await workflow.wait_condition(
+        lambda: bool(job.reopen) or (not job.state.outbox.unpublished and not job.dirty and not job.telling)
+    )
+
+
+def begin(job: Job) -> list[asyncio.Task[None]]:
+    """Starts both."""
+    return [asyncio.create_task(publish(job)), asyncio.create_task(notify(job))]

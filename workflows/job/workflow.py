@@ -1,0 +1,314 @@
+"""The workflow type ``Job``: what a client of the workflow engine can say to it, and what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta, timezone
+from typing import Any
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+
+from model.control import (
+    CancelRequest,
+    CheckpointRequest,
+    DecisionView,
+    Directive,
+    JobEnd,
+    JobView,
+    MigrateRequest,
+    OperationResult,
+    PreemptRequest,
+    ResizeRequest,
+    ResumeRequest,
+)
+from model.errors import ModelError
+from model.ids import JobId
+from model.job_spec import JobSpec, parse_job_spec
+from model.job_state import JobPhase
+from model.names import JOB_WORKFLOW, Query, Signal, Update
+from workflows.job import driver, outbox, recover, telling
+from workflows.job.core import Job, Request, keep_last
+from workflows.job.state import KEPT_DECISIONS, KEPT_LOST, JobState, MoveRequest
+from workflows.job.views import details, view
+
+ANSWER = timedelta(seconds=120)
+"""How long a request to move waits for the scheduler's answer."""
+
+
+@workflow.defn(name=JOB_WORKFLOW)
+class JobWorkflow:
+    """One job for life: queued, placed, preempted, moved, recovered, ended.
+
+    Its id is the job's id; its input a JobSpec v1 as plain JSON. It ends completed with a `JobEnd`, failed with an
+    error of the type ``job.failed``, or cancelled; an input that is no JobSpec fails it at once.
+    """
+
+    @workflow.init
+    def __init__(self, spec: Any = None, carried: JobState | None = None) -> None:
+        info = workflow.info()
+        self._fault = ""
+        self._code = ""
+        try:
+            job_id = JobId(info.workflow_id)
+            parsed = parse_job_spec(spec)
+        except ModelError as error:
+            self._fault, self._code = _faults(info.workflow_id, spec), error.code
+            job_id, parsed = JobId("invalid"), JobSpec(apiVersion="ergosphere/v1", argv=("true",))
+        self._spec = spec
+        state = carried or JobState(
+            job=job_id,
+            first_run=info.first_execution_run_id,
+            submitted_at=info.workflow_start_time.astimezone(timezone.utc),  # noqa: UP017
+        )
+        self._job = Job(parsed, state, details)
+        workflow.register_random_seed_callback(self._on_reset)
+
+    @workflow.run
+    async def run(self, spec: Any = None, carried: JobState | None = None) -> JobEnd:
+        """Runs the job to its end."""
+        if self._fault:
+            raise ApplicationError(self._fault, type=self._code, non_retryable=True)
+        job = self._job
+        told = telling.begin(job)
+        drive = asyncio.create_task(driver.drive(job))
+        await self._until(drive.done)
+        if drive.result() == "renew":
+            # A handler that came meanwhile is answered first; what it asks for is carried in the state or refused.
+            for request in job.requests:
+                driver.refuse(request, "The workflow is continuing as new: ask again.")
+            await self._until(workflow.all_handlers_finished)
+            workflow.continue_as_new(args=[self._spec, job.state])
+        await self._finish()
+        for task in told:
+            task.cancel()
+        return self._end()
+
+    async def _finish(self) -> None:
+        """Everybody is told before the workflow closes: it stays open as long as that takes."""
+        job = self._job
+        while True:
+            ended = asyncio.create_task(telling.all_told(job))
+            await self._until(ended.done)
+            if not job.reopen:
+                break
+            again = asyncio.create_task(recover.reopen_ended(job))
+            await self._until(again.done)
+        await self._until(workflow.all_handlers_finished)
+
+    def _end(self) -> JobEnd:
+        end = self._job.state.end
+        if end is None:
+            raise ApplicationError("The job ended without saying how.", type="job.bug", non_retryable=True)
+        if end.phase is JobPhase.FAILED:
+            raise ApplicationError(self._job.state.failure or end.reason, end, type="job.failed", non_retryable=True)
+        if end.phase is JobPhase.CANCELLED and workflow.cancellation_reason() is not None:
+            raise asyncio.CancelledError(end.reason)
+        return end
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Waits; a cancellation of the workflow, from a client or the UI, cancels the job in order."""
+        while not condition():
+            try:
+                await workflow.wait_condition(condition)
+            except asyncio.CancelledError:
+                self._job.cancel = workflow.cancellation_reason() or "The workflow was cancelled."
+
+    def _on_reset(self, _seed: int) -> None:
+        """A reset gives the new run another seed at the very point that it goes back to."""
+        self._job.reopen = "The workflow was reset."
+
+    # -- signals --
+
+    @workflow.signal(name=Signal.PLACEMENT.value, description="What the scheduler wants of the job.")
+    def placement(self, directive: Directive) -> None:
+        """Takes a directive; one that is delivered twice counts once."""
+        job, state = self._job, self._job.state
+        if directive.decision in state.seen or state.phase.ended:
+            return
+        keep_last(state.seen, directive.decision, KEPT_DECISIONS)
+        if directive.action == "lost":
+            for node in directive.nodes:
+                if node not in state.lost:
+                    keep_last(state.lost, node, KEPT_LOST)
+            job.decided(directive)
+        elif directive.action == "wait":
+            state.waiting = directive.reason
+            job.decided(directive)
+        else:
+            job.directives.append(directive)
+
+    @workflow.signal(name=Signal.RENEW.value, description="Continue as new as soon as nothing is under way.")
+    def renew(self) -> None:
+        """An operator's tool, and a test's."""
+        self._job.renew = True
+
+    # -- queries --
+
+    @workflow.query(name=Query.SHOW.value, description="The job as it stands.")
+    def show(self) -> JobView:
+        """The job as it stands."""
+        return view(self._job)
+
+    @workflow.query(name=Query.EXPLAIN.value, description="Why the job is where it is: decisions, newest last.")
+    def explain(self) -> list[DecisionView]:
+        """The decisions about the job and their reasons; the last one tells why it waits, where it does."""
+        state = self._job.state
+        found = list(state.decisions)
+        if state.waiting and not state.phase.ended:
+            found.append(DecisionView(workflow.now(), "waits", state.waiting))
+        return found
+
+    # -- updates --
+
+    @workflow.update(name=Update.PREEMPT.value, description="Suspend the job and hold it until `resume`.")
+    async def preempt(self, request: PreemptRequest | None = None) -> OperationResult:
+        """Checkpoint, give up the devices, hold."""
+        asked = request or PreemptRequest()
+        return await self._ask(Request("preempt", asked.reason or "A person preempted it."), wait=asked.wait)
+
+    @preempt.validator
+    def _may_preempt(self, request: PreemptRequest | None = None) -> None:
+        self._not_ended()
+        self._no_backlog()
+        if self._job.state.held:
+            raise _refusal("The job is held already.")
+
+    @workflow.update(name=Update.RESUME.value, description="Let a held job go on.")
+    async def resume(self, request: ResumeRequest | None = None) -> OperationResult:
+        """Let a held job go on as soon as there are devices."""
+        asked = request or ResumeRequest()
+        answer = await self._ask(Request("resume", asked.reason or "A person resumed it."), wait=True)
+        if not asked.wait:
+            return answer
+        state = self._job.state
+        await workflow.wait_condition(
+            lambda: state.phase is JobPhase.RUNNING or state.phase.ended or state.held or self._job.renew
+        )
+        return OperationResult(state.phase, f"The job is {state.phase}.", state.checkpoint)
+
+    @resume.validator
+    def _may_resume(self, request: ResumeRequest | None = None) -> None:
+        self._not_ended()
+        state = self._job.state
+        if not state.held and not any(other.kind == "preempt" for other in self._job.requests):
+            raise _refusal(f"The job is not held by a person: it is {state.phase}. {state.waiting}".strip())
+
+    @workflow.update(name=Update.CHECKPOINT.value, description="Take a checkpoint while the job runs on.")
+    async def checkpoint(self, request: CheckpointRequest | None = None) -> OperationResult:
+        """Take a checkpoint while the job runs on."""
+        asked = request or CheckpointRequest()
+        return await self._ask(Request("checkpoint", asked.reason), wait=asked.wait)
+
+    @checkpoint.validator
+    def _may_checkpoint(self, request: CheckpointRequest | None = None) -> None:
+        self._running("kept in a checkpoint")
+
+    @workflow.update(name=Update.MIGRATE.value, description='Go on at another node: {"to": NAME}.')
+    async def migrate(self, request: MigrateRequest) -> OperationResult:
+        """Asks the scheduler for a place at the node, and goes on there."""
+        job = self._job
+        asked = Request("migrate", request.reason, to=request.to, id=str(workflow.uuid4()))
+        job.moving, job.state.move = asked, MoveRequest(asked.id, request.to)
+        job.dirty = True
+        try:
+            await workflow.wait_condition(
+                lambda: asked.over or asked.accepted or job.state.phase.ended,
+                timeout=ANSWER,
+                timeout_summary="until the scheduler answers",
+            )
+        except TimeoutError:
+            driver.refuse(asked, f"The scheduler has not answered within {ANSWER.seconds} s: look after its worker.")
+        if job.state.phase.ended:
+            driver.refuse(asked, f"The job is {job.state.phase}.")
+        if asked.accepted and request.wait:
+            await workflow.wait_condition(lambda: asked.over or job.state.phase.ended)
+        if asked.refused is not None:
+            self._withdraw(asked)
+            raise _refusal(asked.refused.message, asked.refused.code)
+        if asked.result is not None:
+            return asked.result
+        return OperationResult(job.state.phase, f"The scheduler agrees: it moves to {request.to}.")
+
+    @migrate.validator
+    def _may_migrate(self, request: MigrateRequest) -> None:
+        self._running("moved")
+        if self._job.moving is not None:
+            raise _refusal(f"The job is asked to move to {self._job.moving.to} already.")
+        if request.to in {node.name for node in self._job.nodes}:
+            raise _refusal(f"The job runs at {request.to} already.")
+
+    @workflow.update(name=Update.RESIZE.value, description="Go on at another width.")
+    async def resize(self, request: ResizeRequest) -> OperationResult:
+        """Not possible yet: its validator refuses it."""
+        raise _refusal("A job cannot be resized yet.")
+
+    @resize.validator
+    def _may_resize(self, request: ResizeRequest) -> None:
+        self._not_ended()
+        raise _refusal("A job cannot be resized yet: this build places every rank on a device of its own.")
+
+    @workflow.update(name=Update.CANCEL.value, description="End the job for good.")
+    async def cancel(self, request: CancelRequest | None = None) -> OperationResult:
+        """Stops the ranks; the job is cancelled."""
+        asked = request or CancelRequest()
+        state = self._job.state
+        self._job.cancel = asked.reason or "A person cancelled it."
+        if asked.wait:
+            await workflow.wait_condition(lambda: state.phase.ended)
+            return OperationResult(state.phase, f"The job is {state.phase}.", state.checkpoint)
+        return OperationResult(state.phase, "It is being cancelled.", state.checkpoint)
+
+    @cancel.validator
+    def _may_cancel(self, request: CancelRequest | None = None) -> None:
+        self._not_ended()
+
+    # -- helpers of handlers --
+
+    async def _ask(self, request: Request, *, wait: bool) -> OperationResult:
+        job = self._job
+        job.requests.append(request)
+        if not wait:
+            return OperationResult(job.state.phase, f"Accepted: {request.kind}.", job.state.checkpoint)
+        await workflow.wait_condition(lambda: request.over or job.state.phase.ended)
+        if request.refused is not None:
+            raise _refusal(request.refused.message, request.refused.code)
+        return request.result or OperationResult(job.state.phase, f"The job is {job.state.phase}.")
+
+    def _withdraw(self, request: Request) -> None:
+        if self._job.moving is request:
+            self._job.moving, self._job.state.move = None, None
+            self._job.dirty = True
+
+    def _not_ended(self) -> None:
+        if self._fault or self._job.state.phase.ended:
+            raise _refusal(f"The job is {self._job.state.phase}: nothing can be asked of it any more.")
+        if self._job.cancel:
+            raise _refusal("The job is being cancelled.")
+
+    def _no_backlog(self) -> None:
+        if why := outbox.refusal(self._job.state.outbox, workflow.now()):
+            raise _refusal(why)
+
+    def _running(self, what: str) -> None:
+        self._not_ended()
+        self._no_backlog()
+        phase = self._job.state.phase
+        if phase is not JobPhase.RUNNING:
+            raise _refusal(f"The job is {phase}: only a running one can be {what}.")
+
+
+def _refusal(sentence: str, code: str = "job.refused") -> ApplicationError:
+    return ApplicationError(sentence, type=code, non_retryable=True)
+
+
+def _faults(workflow_id: str, spec: Any) -> str:
+    """All that is wrong with how the workflow was started, in one message."""
+    found: list[str] = []
+    for check in (lambda: JobId(workflow_id), lambda: parse_job_spec(spec)):
+        try:
+            check()
+        except ModelError as error:
+            found.append(str(error))
+    return "\n".join(found)
