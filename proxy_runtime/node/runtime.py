@@ -295,8 +295,10 @@ class LocalNodeRuntime:
             if known.stopped >= epoch:
                 raise unknown(job, epoch, self.node)
             part = self.parts.get(job, epoch)
-            if part is not None and part.record.started and not part.client.alive:
-                raise unknown(job, epoch, self.node)
+            if part is not None and not part.client.alive:
+                if part.record.started:
+                    raise unknown(job, epoch, self.node)
+                part.client.end()  # it was killed before anything had begun
             part = part or self.parts.add(record)
             with self._ended_on_error(part):
                 part.client.spawn(spec, made.root, self.directory / "runs")
