@@ -24,7 +24,9 @@ StepOption = Annotated[int | None, typer.Option("--at-step", help="Prefer the mo
 
 def register(app: typer.Typer) -> None:
     """Adds what this file defines to the command line."""
-    local = typer.Typer(help="Jobs that `ergo run` has started on this machine, from another terminal.", no_args_is_help=True)
+    local = typer.Typer(
+        help="Jobs that `ergo run` has started on this machine, from another terminal.", no_args_is_help=True
+    )
     app.add_typer(local, name="local", short_help="Jobs of `ergo run` on this machine.")
     local.command("ps", short_help="Jobs of `ergo run` on this machine.")(ps)
     local.command("cut", short_help="Cut a running job: checkpoint, end, restore.")(cut)

@@ -6,22 +6,22 @@ import asyncio
 import difflib
 import signal
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
 
-from model.names import JOB_TASK_QUEUE, JOB_WORKFLOW, Query, Update
+from model.names import JOB_TASK_QUEUE, JOB_WORKFLOW, Query, Update, cluster_workflow_id
 from proxy_runtime.errors import ErgoError
 
 if TYPE_CHECKING:
+    from proxy_runtime.storage.fleet import FleetStore
     from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 
     from infra.settings import Settings
-    from model.control import JobView, OperationResult
+    from model.control import ClusterView, DecisionView, JobView, OperationResult
     from model.records import NodeRecord
-    from proxy_runtime.storage.fleet import FleetStore
 
 T = TypeVar("T")
 
@@ -77,6 +77,26 @@ class Fleet:
         """The nodes that have neither left nor been given up."""
         records = await asyncio.to_thread(lambda: self.store.nodes())
         return sorted((record for record in records if not record.lost and not record.left), key=lambda r: r.node.name)
+
+    async def all_nodes(self) -> list[tuple[NodeRecord, datetime | None]]:
+        """All nodes that have a record, by name, each with the time of its last renewal where the store tells it."""
+        records = await asyncio.to_thread(lambda: self.store.nodes())
+        return [(record, None) for record in sorted(records, key=lambda r: r.node.name)]
+
+    async def scheduler(self) -> ClusterView | None:
+        """What the cluster's scheduler says of itself; None where it does not answer."""
+        from temporalio.client import WorkflowQueryFailedError
+        from temporalio.service import RPCError
+
+        from model.control import ClusterView
+
+        handle = (await self.temporal()).get_workflow_handle(cluster_workflow_id(self.settings.cluster))
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                limit = timedelta(seconds=ANSWER_S)
+                return await handle.query(Query.SHOW.value, result_type=ClusterView, rpc_timeout=limit)
+        except (TimeoutError, RPCError, WorkflowQueryFailedError):
+            return None
 
     def ui(self, job: str | None = None) -> str:
         """Where a browser shows the job's workflow; empty where nobody has said where the UI is."""
@@ -136,13 +156,13 @@ class Fleet:
 
         return await self._query(job, Query.SHOW, JobView, answer_s)
 
-    async def explain(self, job: str) -> Any:
-        """Why the job is where it is, as its workflow tells it; errors as for `view`."""
-        return await self._query(job, Query.EXPLAIN, None, ANSWER_S)
+    async def explain(self, job: str) -> list[DecisionView]:
+        """The decisions about a job with their reasons, newest last; errors as for `view`."""
+        from model.control import DecisionView
 
-    async def ask(
-        self, job: str, update: Update, request: object, *, accept_s: float = ACCEPT_S
-    ) -> OperationResult:
+        return await self._query(job, Query.EXPLAIN, list[DecisionView], ANSWER_S)
+
+    async def ask(self, job: str, update: Update, request: object, *, accept_s: float = ACCEPT_S) -> OperationResult:
         """Asks something of a job and returns its answer: how long that takes is said in the request.
 
         Args:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cli.fleet.client import Fleet
     from model.control import OperationResult
 
+_LOOK_S = 0.5
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the job's events.")]
 
 
@@ -69,12 +70,33 @@ def _ask(job: str, update: Update, request: object, *, wait: bool, node: str | N
         if node is not None:
             await check_node(fleet, node)
         await _check_alive(fleet, job, update)
-        return await fleet.ask(job, update, request)
+        answer = await fleet.ask(job, update, request)
+        return await _until_running(fleet, job, answer) if wait and update is Update.RESUME else answer
 
     answer = call(main)
     say(answer.message or f"job {job} is {answer.phase}")
     if not wait:
         say(f"`ergo show {job}` tells how it goes on")
+
+
+async def _until_running(fleet: Fleet, job: str, answer: OperationResult) -> OperationResult:
+    """A workflow that goes on as a new run answers before the job runs; for a resumption that is not the end."""
+    import asyncio
+
+    from cli.fleet.client import NoAnswer
+    from model.control import OperationResult
+    from model.job_state import JobPhase
+
+    held = False
+    while answer.phase is not JobPhase.RUNNING and not answer.phase.ended and not held:
+        await asyncio.sleep(_LOOK_S)
+        try:
+            view = await fleet.view(job)
+        except NoAnswer:
+            continue
+        held = view.held
+        answer = OperationResult(view.phase, f"The job is {view.phase}.")
+    return answer
 
 
 async def check_node(fleet: Fleet, name: str) -> None:

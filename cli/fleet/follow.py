@@ -92,11 +92,12 @@ async def _closed(fleet: Fleet, job: str) -> int | None:
     from temporalio.client import WorkflowExecutionStatus
 
     status = (await fleet.describe(job)).status
-    if status in (
+    outside = (
         WorkflowExecutionStatus.TERMINATED,
         WorkflowExecutionStatus.TIMED_OUT,
         WorkflowExecutionStatus.CANCELED,
-    ):
+    )
+    if status is not None and status in outside:
         say(f"the workflow of job {job} was {status.name.lower().replace('_', ' ')} in Temporal")
         return 1 if status is WorkflowExecutionStatus.TIMED_OUT else CANCELLED_CODE
     return None

@@ -59,9 +59,7 @@ AnyJob = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job.", autoc
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done, or cannot be.")]
-WithNode = Annotated[
-    str, typer.Option("--to", metavar="NODE", help="Name of the node.", autocompletion=complete_nodes)
-]
+WithNode = Annotated[str, typer.Option("--to", metavar="NODE", help="Name of the node.", autocompletion=complete_nodes)]
 
 
 def print_json(value: object, *, compact: bool = False) -> None:

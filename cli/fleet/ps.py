@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
 
     from cli.fleet.client import Fleet
     from cli.fleet.overview import Listing
-
-_REFRESH_S = 1.0
 
 
 def register(app: typer.Typer) -> None:
@@ -37,6 +33,7 @@ def ps(
 
     A job whose worker does not answer is shown as it was last known, with a question mark.
     """
+    from cli.fleet import watching, words
     from cli.fleet.client import call
     from cli.fleet.overview import list_jobs
     from model.ids import TenantId
@@ -49,7 +46,12 @@ def ps(
             return await list_jobs(fleet, ended=ended, tenant=tenant, limit=limit)
 
         if watch:
-            await _watch(listing, as_json=as_json)
+            await watching.watch(
+                listing,
+                table=lambda found: jobs_table(found, datetime.now(UTC)),
+                head=lambda found: words.counted(len(found.rows), "job"),
+                document=document if as_json else None,
+            )
         else:
             _show(await listing(), as_json=as_json)
 
@@ -59,11 +61,15 @@ def ps(
 def jobs_table(listing: Listing, now: datetime) -> Table:
     """The list as people see it."""
     from cli.fleet import words
+    from cli.fleet.spec import label
 
+    # An id that `ergo submit` has made begins with the name: both would only take room.
+    named = any(not row.id.startswith(label(row.name)) for row in listing.rows)
+    reasons = any(row.waiting for row in listing.rows)
+    head = ["JOB", *(["NAME"] if named else []), "TIER", "PHASE", "RANKS", "STEP", "EPOCH", "NODES", "AGE"]
     made = words.table(
-        "JOB", "NAME", "TIER", "PHASE", "RANKS", "STEP", "EPOCH", "NODES", "AGE", "WAITING FOR",
-        right=("RANKS", "STEP", "EPOCH", "AGE"), fold=("WAITING FOR",),
-    )  # fmt: skip
+        *head, *(["WAITING FOR"] if reasons else []), right=("RANKS", "STEP", "EPOCH", "AGE"), fold=("WAITING FOR",)
+    )
     for row in listing.rows:
         phase = words.phase(row.phase, held=row.held)
         if row.source == "visibility" and not row.ended:
@@ -71,26 +77,30 @@ def jobs_table(listing: Listing, now: datetime) -> Table:
         ranks = "?" if row.ranks is None else str(row.ranks)
         made.add_row(
             row.id,
-            row.name,
+            *([row.name] if named else []),
             words.tier(row.tier),
             phase,
             f"{ranks} on {row.width}" if row.width and str(row.width) != ranks else ranks,
             str(row.step) if row.step or row.epoch else "",
             str(row.epoch) if row.epoch else "",
             " ".join(row.nodes),
-            words.duration((now - row.submitted_at).total_seconds()),
-            row.waiting,
+            words.age((now - row.submitted_at).total_seconds()),
+            *([row.waiting] if reasons else []),
         )
     return made
 
 
-def _show(listing: Listing, *, as_json: bool) -> None:
+def document(listing: Listing) -> list[dict[str, Any]]:
+    """The list as programs see it."""
     now = datetime.now(UTC)
+    return [row.to_json(now) for row in listing.rows]
+
+
+def _show(listing: Listing, *, as_json: bool) -> None:
     if as_json:
-        print_json([row.to_json(now) for row in listing.rows])
-        return
-    if listing.rows:
-        data.print(jobs_table(listing, now))
+        print_json(document(listing))
+    elif listing.rows:
+        data.print(jobs_table(listing, datetime.now(UTC)))
     else:
         say("no jobs; `ergo submit` starts one, and `ergo ps -a` lists those that have ended")
     _warn(listing)
@@ -101,26 +111,3 @@ def _warn(listing: Listing) -> None:
         say(f"? no worker has answered for {listing.unanswered} of the jobs: what is shown of them may be old")
     if not listing.nodes_known:
         say("the fleet's store does not answer: steps are those of the last transition")
-
-
-async def _watch(look: Callable[[], Awaitable[Listing]], *, as_json: bool) -> None:
-    from rich.console import Group
-    from rich.live import Live
-    from rich.text import Text
-
-    from cli.fleet import words
-
-    if as_json or not data.is_terminal:
-        while True:
-            found, now = await look(), datetime.now(UTC)
-            if as_json:
-                print_json([row.to_json(now) for row in found.rows], compact=True)
-            else:
-                data.print(jobs_table(found, now))
-            await asyncio.sleep(_REFRESH_S)
-    with Live(console=data, screen=True, auto_refresh=False, vertical_overflow="ellipsis") as live:
-        while True:
-            found, now = await look(), datetime.now(UTC)
-            head = Text(f"{words.counted(len(found.rows), 'job')}, {words.clock(now)} UTC; Ctrl-C ends", style="dim")
-            live.update(Group(head, Text(), jobs_table(found, now)), refresh=True)
-            await asyncio.sleep(_REFRESH_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -47,21 +48,35 @@ def explain(job: AnyJob, as_json: AsJson = False) -> None:
     from cli.fleet.client import call
 
     async def main(fleet: Fleet) -> None:
-        answer = await fleet.explain(job)
+        view, found = await asyncio.gather(fleet.view(job), fleet.explain(job))
         if as_json:
-            print_json(answer)
+            fields = [{"time": one.time, "action": one.action, "reason": one.reason} for one in found]
+            print_json({"id": view.id, "phase": view.phase, "waiting": view.waiting, "decisions": fields})
             return
-        for line in sentences(answer):
-            data.print(line, markup=False)
+        for text in sentences(view, found):
+            data.print(text, markup=False)
 
     call(main)
 
 
-def sentences(answer: Any) -> list[str]:
-    """The lines of an explanation, as the workflow gives them: one text, or one text a sentence."""
-    if isinstance(answer, str):
-        return [line for line in answer.splitlines() if line.strip()]
-    return [str(line) for line in answer]
+def sentences(view: JobView, decisions: Sequence[DecisionView]) -> list[str]:
+    """Where a job is and why: first how it stands, then what was decided about it, the newest last."""
+    from cli.fleet import words
+
+    if view.placement:
+        where = f"{view.phase} on {devices(view.placement)}, in epoch {int(view.epoch)}"
+    else:
+        where = f"{view.phase}{' and held by a person until `ergo resume`' if view.held else ''}"
+    found = [f"Job {view.id} ({view.tier}, {words.counted(view.ranks, 'rank')}) is {where}."]
+    if view.waiting and not view.phase.ended:
+        found.append(f"It waits: {view.waiting}")
+    if view.failure:
+        found.append(view.failure)
+    told = [one for one in decisions if one.action != "waits"]
+    if not told:
+        found.append("Nothing has been decided about it yet.")
+    found += [f"{words.clock(one.time)} UTC  {one.action}: {one.reason}" for one in told]
+    return found
 
 
 def live(view: JobView, nodes: Sequence[NodeRecord]) -> int:
@@ -122,8 +137,6 @@ def devices(placement: Sequence[Any]) -> str:
 
 
 async def _look(fleet: Fleet, job: str) -> tuple[JobView, list[NodeRecord], str]:
-    import asyncio
-
     from proxy_runtime.errors import ErgoError
 
     async def nodes() -> list[NodeRecord]:
@@ -163,7 +176,10 @@ def _print(view: JobView, nodes: Sequence[NodeRecord], status: str, address: str
     fact("ranks", f"{view.ranks} on {words.counted(view.width, 'device')}" if view.width else str(view.ranks))
     fact("where", devices(view.placement))
     fact("epoch, step", f"{int(view.epoch)}, {live(view, nodes)}")
-    fact("submitted", f"{words.clock(view.submitted_at)} UTC, {words.duration((now - view.submitted_at).total_seconds())} ago")
+    fact(
+        "submitted",
+        f"{words.clock(view.submitted_at)} UTC, {words.duration((now - view.submitted_at).total_seconds())} ago",
+    )
     fact("GPU fraction", None if view.gpu_fraction is None else f"{view.gpu_fraction:.1%}")
     fact("stopped, moved, recovered", f"{view.preemptions}, {view.moves}, {view.recoveries} times")
     fact("events to publish", str(view.unpublished_events) if view.unpublished_events else None)

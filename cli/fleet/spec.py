@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from model.errors import ModelError
 from proxy_runtime.errors import ErgoError
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def read_job_file(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        value = yaml.load(path.read_text(), Loader=_Loader(yaml))
+        value = yaml.load(path.read_text(), Loader=_loader(yaml))
     except OSError as error:
         raise SpecError(f"The job file {path} cannot be read: {error.strerror}.", code="submit.file") from None
     except UnicodeDecodeError:
@@ -141,9 +140,13 @@ def command_line(command: Sequence[str], directory: Path | None) -> list[str]:
 
 def fresh_job_id(name: str) -> str:
     """A job id for a name: its letters and digits, and six random ones, so that nobody else has it."""
-    label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_LONGEST_NAME].strip("-")
     suffix = "".join(secrets.choice(_ALPHABET) for _ in range(_SUFFIX))
-    return f"{label or 'job'}-{suffix}"
+    return f"{label(name) or 'job'}-{suffix}"
+
+
+def label(name: str) -> str:
+    """What of a name can be part of an id; empty where nothing can."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_LONGEST_NAME].strip("-")
 
 
 def _name_of(argv: Sequence[str]) -> str:
@@ -168,29 +171,22 @@ def _variables(pairs: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _Loader(yaml: Any) -> type:  # noqa: N802  it makes a class
-    """YAML as JSON has it: a date stays a string, and a key that is there twice is an error."""
+def _loader(yaml: Any) -> Any:
+    """YAML as JSON has it: a date stays a string, and a field that is there twice is an error."""
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        yaml_implicit_resolvers = {
-            first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-
+    class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            seen: set[Any] = set()
-            for key_node, _ in node.value:
-                key = self.construct_object(key_node, deep=deep)
-                if isinstance(key, str | int) and key in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the field {key} is there twice", key_node.start_mark
-                    )
-                seen.add(key if isinstance(key, str | int) else str(key))
+            seen: set[str] = set()
+            for key, _ in node.value:
+                name = str(key.value)
+                if name in seen:
+                    problem = f"the field {name} is there twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add(name)
             return super().construct_mapping(node, deep=deep)
 
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
     return Loader
-
-
-def faults_text(error: ModelError) -> str:
-    """The faults of a spec as lines for stderr."""
-    return error.message if not error.remedy else f"{error.message} {error.remedy}"

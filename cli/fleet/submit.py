@@ -11,7 +11,7 @@ import typer
 
 from cli.console import say
 from cli.fleet import spec as specs
-from cli.fleet.options import Wait, complete_tiers
+from cli.fleet.options import complete_tiers
 from model.errors import ModelError
 
 if TYPE_CHECKING:
@@ -33,12 +33,11 @@ def submit(
         list[str] | None, typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="A Python script, or -m MODULE.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="FILE", help="A JobSpec, YAML or JSON; options come before it.")
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="A JobSpec, in YAML or JSON; options overrule it."),
     ] = None,
     ranks: Annotated[int | None, typer.Option(help="Ranks, each a process of the script.")] = None,
-    tier: Annotated[
-        str | None, typer.Option(help="premium, standard or basic.", autocompletion=complete_tiers)
-    ] = None,
+    tier: Annotated[str | None, typer.Option(help="premium, standard or basic.", autocompletion=complete_tiers)] = None,
     tenant: Annotated[str | None, typer.Option(help="Who the job belongs to.")] = None,
     name: Annotated[str | None, typer.Option(help="What people call it; default: the script's name.")] = None,
     priority: Annotated[int | None, typer.Option(help="Order within tier and tenant; higher is earlier.")] = None,
@@ -83,7 +82,9 @@ def submit(
         raise typer.Exit(follow(job))
 
 
-def _spec(flags: specs.Flags, file: Path | None, directory: Path | None, *, upload: bool) -> tuple[JobSpec, Path | None]:
+def _spec(
+    flags: specs.Flags, file: Path | None, directory: Path | None, *, upload: bool
+) -> tuple[JobSpec, Path | None]:
     """The job, with a placeholder for the volume that is yet to be uploaded, and what is to be uploaded."""
     if directory is not None and not upload:
         raise specs.SpecError("--dir names what is uploaded, and --no-upload uploads nothing.", remedy="Leave out one.")

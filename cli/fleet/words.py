@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -21,18 +20,20 @@ _COLOURS = {
     "cancelled": "dim",
 }
 _TIERS = {"premium": "bold", "standard": "", "basic": "dim"}
+_SENTENCE = 24  # columns: a narrower one tears words apart
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def table(*headings: str, right: tuple[str, ...] = (), fold: tuple[str, ...] = ()) -> Table:
     """An open table; columns in `right` are numbers, those in `fold` hold sentences and may take several lines."""
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings:
         made.add_column(
             heading,
             justify="right" if heading in right else "left",
             no_wrap=heading not in fold,
             overflow="fold" if heading in fold else "ellipsis",
+            min_width=_SENTENCE if heading in fold else None,
         )
     return made
 
@@ -55,6 +56,15 @@ def duration(seconds: float) -> str:
             rest = whole % size // part
             return f"{whole // size} {unit} {rest} {small}" if rest else f"{whole // size} {unit}"
     return f"{whole} s"
+
+
+def age(seconds: float) -> str:
+    """One unit, for columns: ``45s``, ``3m``, ``2h``, ``12d``."""
+    whole = max(0, int(seconds))
+    for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if whole >= 2 * unit_s:
+            return f"{whole // unit_s}{unit}"
+    return f"{whole}s"
 
 
 def milliseconds(value: float) -> str:
