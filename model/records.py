@@ -30,8 +30,11 @@ class JobHead(_Record):
         generation_run: run id of the workflow that holds `generation`; only it may publish.
         allocated: highest epoch that was ever handed out. None is handed out twice.
         epoch: the epoch that counts; 0 before the first. Whoever is of a lower one ends its own.
+        former_runs: runs of workflows that held the generation before, newest last; none of them gets it again.
         nodes: where that epoch is.
+        before: where the one before it was: its parts there may not have ended yet.
         checkpoint: the newest committed one; None before the first. Only the epoch that counts commits.
+        checkpoint_epoch: the epoch that committed it.
         step: the lowest step of any rank in it.
         final: checkpoint of the volume after the job has ended.
     """
@@ -43,10 +46,13 @@ class JobHead(_Record):
     first_execution_run: str
     generation: Generation
     generation_run: str
+    former_runs: tuple[str, ...] = ()
     allocated: Epoch = Epoch(0)
     epoch: Epoch = Epoch(0)
     nodes: tuple[NodeId, ...] = ()
+    before: tuple[NodeId, ...] = ()
     checkpoint: CheckpointId | None = None
+    checkpoint_epoch: Epoch = Epoch(0)
     step: Step = Step(0)
     final: CheckpointId | None = None
 
