@@ -116,6 +116,13 @@ async def _directed(job: Job, directive: Directive) -> None:
         if request is not None:
             _moved(job, request, OperationFailed(directive.reason, code="job.refused"))
         return
+    if directive.action == "place" and directive.notice:
+        decided_on, newest = (directive.generation, directive.notice), (state.generation, state.notice)
+        if decided_on != newest:
+            # The scheduler decides anew on the later notice, and may have given these devices away. That notice is
+            # under way already: another one now would only outdate the next decision as well.
+            job.note("place not done", "It was decided before the job's newest notice.")
+            return
     backlog = refusal(state.outbox, workflow.now())
     possible = {
         "place": phase is JobPhase.QUEUED or (phase is JobPhase.SUSPENDED and not state.held),

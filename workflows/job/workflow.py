@@ -11,6 +11,7 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from model.control import (
+    TELL_AGAIN,
     CancelRequest,
     CheckpointRequest,
     DecisionView,
@@ -133,6 +134,8 @@ class JobWorkflow:
                 if node not in state.lost:
                     keep_last(state.lost, node, KEPT_LOST)
             job.decided(directive)
+        elif directive.request == TELL_AGAIN:
+            job.dirty = True
         elif directive.action == "wait":
             state.waiting = directive.reason
             job.decided(directive)
