@@ -155,7 +155,11 @@ class _Books:
             self._forget(replace(before, notice=notice, told=None))
             return
         told = _unanswered(before.told, notice, self.now)
-        answered = before.told is not None and told is None and before.told.directive.action not in ("refuse", "lost")
+        changed = before.told is not None and told is None and before.told.directive.action not in ("refuse", "lost")
+        was = before.told.directive if before.told and changed else None
+        moved = was is not None and was.action == "migrate" and set(was.devices) == set(notice.devices)
+        if notice.demand.numerics is None:
+            notice = replace(notice, demand=replace(notice.demand, numerics=before.notice.demand.numerics))
         waits = notice.wants == "devices" and not notice.held and not notice.devices
         self.jobs[notice.job] = replace(
             before,
@@ -163,7 +167,8 @@ class _Books:
             told=told,
             waits_since=(before.waits_since or self.now) if waits else None,
             waiting=before.waiting if waits else "",
-            changed_at=self.now if answered else before.changed_at,
+            changed_at=self.now if changed else before.changed_at,
+            answered=was.request if was and moved else before.answered,
         )
 
     def hear_closed(self, closed: JobClosed) -> None:
@@ -173,7 +178,7 @@ class _Books:
 
     def tidy(self) -> None:
         for name, job in self.jobs.items():
-            self.jobs[name] = replace(job, told=_unanswered(job.told, job.notice, self.now))
+            self.jobs[name] = self._bound(replace(job, told=_unanswered(job.told, job.notice, self.now)))
         for name, node in self._alive_later().items():
             self.nodes[name] = node
         used = {device.node for job in self.jobs.values() for device in job.held_devices}
@@ -181,6 +186,16 @@ class _Books:
         self.draining = [left for item in self.draining if (left := self._left(item)) is not None]
         oldest = self.now - timedelta(seconds=REMEMBER_S)
         self.ended = {key: item for key, item in self.ended.items() if item.at > oldest}
+
+    def _bound(self, job: JobState) -> JobState:
+        """Binds a job to the numerics class of the devices that it holds, if its notice does not say it itself."""
+        notice = job.notice
+        if notice.demand.numerics is not None or not notice.devices:
+            return job
+        node = self.nodes.get(notice.devices[0].node)
+        if node is None:
+            return job
+        return replace(job, notice=replace(notice, demand=replace(notice.demand, numerics=node.numerics)))
 
     def _alive_later(self) -> dict[NodeId, NodeState]:
         """Incarnations that jobs name and nobody has told of, where a later one is alive: they are over."""

@@ -62,7 +62,8 @@ class _Round:
                 if job.notice.job not in self.decisions:
                     self._serve(job)
             for job in sorted((job for job in self.state.jobs if job.notice.wants == "move"), key=order):
-                if job.told is None and job.notice.job not in self.decisions:
+                done = job.notice.request == job.answered != ""
+                if job.told is None and job.notice.job not in self.decisions and not done:
                     self._answer(job)
         self._tell_waiting()
         self.looks += [item.since + timedelta(seconds=DRAIN_S) for item in self.state.draining]

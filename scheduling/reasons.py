@@ -147,8 +147,8 @@ def draining(width: int, free: int) -> str:
 
 
 def cooling(seconds: float) -> str:
-    """It was preempted or placed just now."""
-    return f"was preempted just now; placed again in {seconds:.0f} s at the earliest"
+    """It was preempted just now, or its start failed."""
+    return f"gave its devices up just now; is placed again in {seconds:.0f} s at the earliest"
 
 
 def settling() -> str:

@@ -68,6 +68,7 @@ class JobState(Shape):
         waiting: the reason for waiting that it was told last, and when.
         waits_since: since when it wants devices and has none.
         changed_at: when it was last placed, moved or preempted: it is left alone for a while.
+        answered: the request to move that was done last; its notice may still name it for a moment.
     """
 
     notice: JobNotice
@@ -77,6 +78,7 @@ class JobState(Shape):
     waiting_at: datetime | None = None
     waits_since: datetime | None = None
     changed_at: datetime | None = None
+    answered: str = ""
 
     @property
     def stamp(self) -> tuple[Generation, int]:

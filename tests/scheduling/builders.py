@@ -51,8 +51,8 @@ def demand(name, ranks=2, tier="basic", *, priority=0, group=1, numerics=None, a
 def notice(name, ranks=2, tier="basic", *, number=1, run="", **fields) -> JobNotice:
     """A queued job that wants devices, unless said otherwise."""
     own = {key: fields.pop(key) for key in list(fields) if key not in _DEMAND}
+    made = own.pop("demand", None) or demand(name, ranks, tier, **fields)
     values = {"generation": Generation(1), "phase": JobPhase.QUEUED, "epoch": Epoch(0), "wants": "devices"} | own
-    made = fields.get("demand") or demand(name, ranks, tier, **fields)
     return JobNotice(job=JobId(name), number=number, workflow_run=run or f"run-{name}", demand=made, **values)
 
 
@@ -100,11 +100,8 @@ class Cluster:
         told = self.job(name).told
         assert told is not None and told.directive.action == "place", told
         epoch = Epoch(self.job(name).notice.epoch + 1)
-        bound = replace(self.job(name).notice.demand, numerics=CPU)
         return self.tell(
-            self.next(
-                name, phase=JobPhase.RUNNING, devices=told.directive.devices, wants="nothing", epoch=epoch, demand=bound
-            ),
+            self.next(name, phase=JobPhase.RUNNING, devices=told.directive.devices, wants="nothing", epoch=epoch),
             after=after,
         )
 

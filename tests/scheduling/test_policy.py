@@ -166,6 +166,15 @@ def test_a_job_stays_in_its_numerics_class():
     assert cluster.tell(node("node-3", 2))["gpt"].directive.devices == device_ids("node-3", 2)
 
 
+def test_a_job_is_bound_to_the_class_that_it_first_ran_in():
+    cluster = Cluster(node("node-1", 2, numerics=OTHER))
+    running(cluster, "gpt")
+    assert cluster.job("gpt").notice.demand.numerics == OTHER
+    cluster.tell(node("node-1", alive=False), node("node-2", 4))
+    cluster.tell(cluster.next("gpt", phase=JobPhase.QUEUED, devices=(), wants="devices"))
+    assert reason(cluster, "gpt") == "Needs 2 devices; the fleet has 0 of its class."
+
+
 def test_a_gang_is_of_one_numerics_class():
     cluster = Cluster(node("node-1", 1, numerics=OTHER), node("node-2", 1))
     cluster.tell(notice("gpt", 2))

@@ -1,0 +1,111 @@
+"""Activities of a cluster's scheduler: `notify` brings a word in, `decide` plans, `deliver_plan` tells the jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.inbox import Inbox
+from activities.snapshots import Snapshots, SnapshotStore
+from model.control import (
+    AddressedDirective,
+    DecideInput,
+    DecideResult,
+    DeliverPlanInput,
+    DeliverPlanResult,
+    NotifyInput,
+)
+from model.ids import JobId
+from model.names import Activity, Signal
+from scheduling.ledger import apply, commit, restored
+from scheduling.policy import decide
+from scheduling.state import ClusterState
+
+SIGNALS_AT_ONCE = 8
+"""So many signals of a delivery are under way at a time: with more the server only queues (measured)."""
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+class ClusterActivities:
+    """The three activities, with the client and the store that they use. All are coroutines of the worker's loop."""
+
+    def __init__(self, client: Client, store: SnapshotStore) -> None:
+        self._client = client
+        self._store = store
+        self._inboxes: dict[str, Inbox] = {}
+
+    @property
+    def all(self) -> list[Callable[..., Any]]:
+        """For `Worker(activities=…)`."""
+        return [self.notify, self.decide, self.deliver_plan]
+
+    def inbox(self, cluster: str) -> Inbox:
+        """The way into a cluster's scheduler, which all in this process share."""
+        return self._inboxes.setdefault(cluster, Inbox(self._client, cluster))
+
+    @activity.defn(name=Activity.NOTIFY)
+    async def notify(self, input: NotifyInput) -> None:
+        """Tells the scheduler a job's notice; done when it is in the history of the scheduler's workflow."""
+        await self.inbox(input.cluster).tell(input.notice)
+
+    @activity.defn(name=Activity.DECIDE)
+    async def decide(self, input: DecideInput) -> DecideResult:
+        """One tick: folds in, plans, writes the next snapshot. Calling it again with the same input does the same."""
+        return await asyncio.to_thread(tick, self._store, input)
+
+    @activity.defn(name=Activity.DELIVER_PLAN)
+    async def deliver_plan(self, input: DeliverPlanInput) -> DeliverPlanResult:
+        """Signals every job of a plan; jobs whose workflows are gone are in the result.
+
+        Raises:
+            RPCError: Temporal did not take some; all are told again then, and a job ignores what it has seen.
+        """
+        slots = asyncio.Semaphore(SIGNALS_AT_ONCE)
+
+        async def tell(item: AddressedDirective) -> JobId | None:
+            async with slots:
+                activity.heartbeat()
+                directive = item.directive
+                log = _log.bind(job=item.job, decision=directive.decision, action=directive.action)
+                try:
+                    await self._client.get_workflow_handle(item.job).signal(Signal.PLACEMENT, directive)
+                except RPCError as error:
+                    if error.status is RPCStatusCode.NOT_FOUND:
+                        log.info("the job's workflow is gone")
+                        return item.job
+                    raise
+                log.info("told", reason=directive.reason)
+                return None
+
+        results = await asyncio.gather(*map(tell, input.directives), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return DeliverPlanResult(tuple(job for job in results if isinstance(job, str)))
+
+
+def tick(store: SnapshotStore, input: DecideInput) -> DecideResult:
+    """What `decide` does, blocking."""
+    snapshots = Snapshots(store, input.cluster)
+    state = snapshots.read(input.digest) if input.digest else None
+    if state is None:
+        # The scheduler's workflow is new, or its snapshot is gone. The newest one there is may be older than what was
+        # told since: all jobs are asked for their notices, and nothing is given away until they had time to answer.
+        # Where there is none, nodes that have parts of unknown jobs are not used; the observer asks those jobs.
+        newest = snapshots.newest()
+        state = restored(newest, input.now) if newest else ClusterState(input.cluster)
+        if newest or input.digest:
+            _log.warning("restored", cluster=input.cluster, lost=input.digest, tick=state.tick, jobs=len(state.jobs))
+    base = apply(state, input.inbox, input.now)
+    plan = decide(base, input.now)
+    done = commit(base, plan, input.now)
+    digest = snapshots.write(base, done.state)
+    _log.info("decided", cluster=input.cluster, tick=base.tick, digest=digest, summary=plan.summary)
+    return DecideResult(digest, done.directives, plan.wake_s, plan.summary)

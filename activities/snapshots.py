@@ -1,0 +1,126 @@
+"""Snapshots of a cluster's state in the fleet's store, by digest, with an index by tick.
+
+    clusters/CLUSTER/snapshots/DIGEST.json            canonical bytes of a `ClusterState`
+    clusters/CLUSTER/ticks/<tick, 20 digits>.json     {"digest": the snapshot after the tick, "base": before its plan}
+
+The index names the newest snapshot where the workflow's own digest is lost (its workflow was terminated, or somebody
+has cleaned up), and the old ones that may be removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import orjson
+
+from model.errors import ModelError
+from scheduling.state import ClusterState, digest_of
+
+KEEP_TICKS = 10_000
+"""So many ticks can be recomputed by an audit; at one tick in five seconds this is half a day of constant change."""
+
+_PRUNE_EVERY = 500
+
+
+class SnapshotBucket(Protocol):
+    """The part of `proxy_runtime.storage.blobs.Bucket` that is needed."""
+
+    def get(self, key: str) -> bytes | None:
+        """An object's bytes; None where there is none."""
+        ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Writes an object."""
+        ...
+
+    def list(self, prefix: str) -> list[str]:
+        """Keys that begin with `prefix`."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Removes an object; none there is success."""
+        ...
+
+
+class SnapshotStore(Protocol):
+    """The part of `proxy_runtime.storage.fleet.FleetStore` that is needed."""
+
+    @property
+    def bucket(self) -> SnapshotBucket:
+        """Where all of it is."""
+        ...
+
+    def put_snapshot(self, cluster: str, digest: str, data: bytes) -> None:
+        """Writes a snapshot."""
+        ...
+
+    def get_snapshot(self, cluster: str, digest: str) -> bytes:
+        """Reads a snapshot; an error where there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots:
+    """Reads and writes the states of one cluster. Blocking."""
+
+    store: SnapshotStore
+    cluster: str
+
+    def read(self, digest: str) -> ClusterState | None:
+        """The state of that name; None where it is gone or damaged.
+
+        Raises:
+            ErgoError: the store cannot be reached.
+        """
+        key = f"clusters/{self.cluster}/snapshots/{digest}.json"
+        if self.store.bucket.get(key) is None:
+            return None
+        data = self.store.get_snapshot(self.cluster, digest)
+        if digest_of(data) != digest:
+            return None
+        try:
+            return ClusterState.from_json(data)
+        except ModelError:
+            return None  # of another build; jobs and nodes will tell everything again
+
+    def newest(self) -> ClusterState | None:
+        """The newest state that can be read; None where there is none."""
+        for key in reversed(self._ticks()):
+            names = self._names(key)
+            state = self.read(names.get("digest", ""))
+            if state is not None:
+                return state
+        return None
+
+    def write(self, base: ClusterState, after: ClusterState) -> str:
+        """Writes the state before a plan (which directives name) and after it; returns the digest of the latter."""
+        data = after.to_json()
+        digest = digest_of(data)
+        base_data = base.to_json()
+        base_digest = digest_of(base_data)
+        if base_digest != digest:
+            self.store.put_snapshot(self.cluster, base_digest, base_data)
+        self.store.put_snapshot(self.cluster, digest, data)
+        names = orjson.dumps({"digest": digest, "base": base_digest})
+        self.store.bucket.put(f"clusters/{self.cluster}/ticks/{after.tick:020d}.json", names)
+        if after.tick % _PRUNE_EVERY == 0:
+            self.prune()
+        return digest
+
+    def prune(self, keep: int = KEEP_TICKS) -> None:
+        """Removes snapshots of all but the newest `keep` ticks."""
+        ticks = self._ticks()
+        for key in ticks[: max(len(ticks) - keep, 0)]:
+            for digest in self._names(key).values():
+                self.store.bucket.delete(f"clusters/{self.cluster}/snapshots/{digest}.json")
+            self.store.bucket.delete(key)
+
+    def _ticks(self) -> list[str]:
+        return sorted(self.store.bucket.list(f"clusters/{self.cluster}/ticks/"))
+
+    def _names(self, key: str) -> dict[str, str]:
+        try:
+            return orjson.loads(self.store.bucket.get(key) or b"{}")
+        except orjson.JSONDecodeError:
+            return {}
