@@ -19,6 +19,7 @@ from infra.local.supervisor import Child, Supervisor
 
 DETACH = b"u"
 """What `up` writes when the fleet may outlive it."""
+AGENT = "infra.node_agent"
 
 
 def children(fleet_dir: Path, fleet: FleetFile) -> list[Child]:
@@ -36,14 +37,15 @@ def children(fleet_dir: Path, fleet: FleetFile) -> list[Child]:
     def python(name: str, *words: str, stage: int, grace_s: float) -> Child:
         return Child(name, [sys.executable, "-m", *words], environment, needs, stage, grace_s)
 
+    def agent(name: str) -> Child:
+        words = ("--name", name, "--dir", str(fleet_dir / "nodes" / name), "--devices", str(fleet.devices))
+        return python(name, AGENT, *words, stage=2, grace_s=20.0)
+
     return [
         *services,
         python("cluster-worker", "infra.cluster_worker", stage=1, grace_s=10.0),
         python("job-worker", "infra.job_worker", stage=1, grace_s=10.0),
-        *(
-            python(name, "infra.node_agent", "--name", name, "--devices", str(fleet.devices), stage=2, grace_s=20.0)
-            for name in fleet.node_names
-        ),
+        *(agent(name) for name in fleet.node_names),
     ]
 
 

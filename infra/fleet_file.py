@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -69,6 +68,6 @@ class FleetFile(BaseModel):
 
     def write(self, fleet_dir: Path) -> None:
         """Replaces the file at once, so that no reader sees half of it."""
-        draft = fleet_dir / f".{NAME}.{os.getpid()}"
+        draft = fleet_dir / f".{NAME}.new"
         draft.write_text(self.model_dump_json(indent=2) + "\n")
         draft.replace(fleet_dir / NAME)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.infra.fixtures import kafka_broker, temporal_server  # noqa: F401  for every test below
+
 # Two cores shared with others: a slow example is no finding. A failure prints how to reproduce itself.
 settings.register_profile(
     "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

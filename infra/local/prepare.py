@@ -16,6 +16,11 @@ from infra.settings import SECRET_BYTES, Settings, outside_temporal
 from proxy_runtime.errors import ErgoError
 
 _NEEDED_BYTES = 1 << 30
+_FOLDERS = ("logs", "temporal", "store", "nodes")
+_OURS = {*_FOLDERS, "kafka", "secret", "secret.new", "lock", "stopping", "fleet.json", "supervisor.json"} | {
+    ".supervisor.json.new",
+    ".fleet.json.new",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,21 @@ class Outside:
         )
 
 
+def check_directory(fleet_dir: Path) -> None:
+    """Checks that a directory is a fleet's, or empty: what is in it may be removed later.
+
+    Raises:
+        ErgoError: ``fleet.directory``.
+    """
+    foreign = sorted({path.name for path in fleet_dir.iterdir()} - _OURS)
+    if foreign:
+        raise ErgoError(
+            f"{fleet_dir} is not the directory of a fleet: it holds {foreign[0]!r}.",
+            code="fleet.directory",
+            remedy="Give a --fleet-dir that is empty or does not exist.",
+        )
+
+
 def check_machine(fleet_dir: Path, outside: Outside) -> None:
     """Checks what `up` needs before it makes anything.
 
@@ -95,7 +115,7 @@ def make(settings: Settings, options: UpOptions, outside: Outside, say: Callable
     fleet_dir = settings.fleet_dir
     before = FleetFile.read(fleet_dir)
     fleet = _plan(settings, options, outside, before)
-    for name in ("logs", "temporal", "store", "nodes"):
+    for name in _FOLDERS:
         (fleet_dir / name).mkdir(parents=True, exist_ok=True)
     if before is not None:
         _tell_moved(before, fleet, say)
