@@ -1,0 +1,315 @@
+"""The one seam that is faked for tests of a job's workflow: what its nodes do. Temporal is a real one."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from model.control import (
+    AdvanceHeadInput,
+    AdvanceHeadResult,
+    AllocateEpochInput,
+    AllocateEpochResult,
+    OpenJobInput,
+    OpenJobResult,
+)
+from model.ids import CheckpointId, DeviceId, Epoch, Generation, JobId, NodeId, Step
+from model.manifest import CommunicatorState, RankParts, RankState
+from model.records import JobHead
+from model.runtime import (
+    AttendInput,
+    AttendResult,
+    BarrierInput,
+    BarrierResult,
+    CheckpointInput,
+    CheckpointResult,
+    NodeParts,
+    Outcome,
+    Progress,
+    RankExit,
+    RestoreInput,
+    RestoreResult,
+    RuntimeCode,
+    StopInput,
+    StopResult,
+    TransferInput,
+    TransferResult,
+)
+from proxy_runtime.errors import ErgoError
+
+TICK_S = 0.02
+
+
+class Troubles:
+    """What goes wrong, by the name of a call: each entry is the code of an error and how often it comes."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[str, tuple[str, int]] = {}
+        self.calls: Counter[str] = Counter()
+        self.holds: dict[str, threading.Event] = {}
+
+    def want(self, name: str, code: str, times: int = 1_000_000) -> None:
+        """From now on `name` fails with `code`, so often."""
+        self._wanted[name] = (code, times)
+
+    def none(self) -> None:
+        """Nothing goes wrong any more."""
+        self._wanted.clear()
+
+    def meet(self, *names: str) -> None:
+        """A call begins, known by several names."""
+        for name in names:
+            self.calls[name] += 1
+            if (hold := self.holds.get(name)) is not None:
+                hold.wait(30)
+            code, times = self._wanted.get(name, ("", 0))
+            if times > 0:
+                self._wanted[name] = (code, times - 1)
+                raise ErgoError(f"The test wants {name} to fail.", code=code)
+
+
+class Records:
+    """JobHead in memory, as the fleet's store keeps it."""
+
+    def __init__(self, troubles: Troubles) -> None:
+        self.heads: dict[str, JobHead] = {}
+        self.troubles = troubles
+        self.advanced: list[tuple[JobId, Epoch]] = []
+        self._lock = threading.Lock()
+
+    def open_job(self, input: OpenJobInput) -> OpenJobResult:
+        self.troubles.meet("open_job")
+        with self._lock:
+            head = self.heads.get(input.job)
+            if head is None:
+                head = JobHead(
+                    job=input.job,
+                    tenant=input.tenant,
+                    first_execution_run=input.first_execution_run,
+                    generation=Generation(1),
+                    generation_run=input.workflow_run,
+                )
+            elif head.generation_run != input.workflow_run:
+                head = head.model_copy(
+                    update={
+                        "generation": head.generation.next,
+                        "generation_run": input.workflow_run,
+                        "first_execution_run": input.first_execution_run,
+                    }
+                )
+            self.heads[input.job] = head
+            return OpenJobResult(head.generation, head.epoch, head.nodes, head.checkpoint, head.step)
+
+    def allocate_epoch(self, input: AllocateEpochInput) -> AllocateEpochResult:
+        self.troubles.meet("allocate_epoch")
+        with self._lock:
+            head = self._held(input.job, input.workflow_run)
+            self.heads[input.job] = head.model_copy(update={"allocated": head.allocated.next})
+            return AllocateEpochResult(head.allocated.next)
+
+    def advance_head(self, input: AdvanceHeadInput) -> AdvanceHeadResult:
+        self.troubles.meet("advance_head")
+        with self._lock:
+            head = self._held(input.job, input.workflow_run)
+            if input.epoch < head.epoch:
+                raise _fenced(f"epoch {head.epoch} counts")
+            before = head.nodes if input.epoch > head.epoch else ()
+            self.heads[input.job] = head.model_copy(update={"epoch": input.epoch, "nodes": input.nodes})
+            self.advanced.append((input.job, input.epoch))
+        self.troubles.meet("advance_head.answer")
+        return AdvanceHeadResult(before)
+
+    def commit_checkpoint(self, job: JobId, epoch: Epoch, checkpoint: CheckpointId, step: Step) -> None:
+        with self._lock:
+            head = self.heads[job]
+            if epoch != head.epoch:
+                raise _fenced(f"epoch {head.epoch} counts")
+            self.heads[job] = head.model_copy(update={"checkpoint": checkpoint, "step": step})
+
+    def commit_final(self, job: JobId, epoch: Epoch, checkpoint: CheckpointId) -> None:
+        with self._lock:
+            self.heads[job] = self.heads[job].model_copy(update={"final": checkpoint})
+
+    def holds_generation(self, job: JobId, workflow_run: str, generation: Generation) -> bool:
+        head = self.heads[job]
+        return head.generation == generation and head.generation_run == workflow_run
+
+    def head(self, job: JobId) -> JobHead | None:
+        return self.heads.get(job)
+
+    def _held(self, job: JobId, run: str) -> JobHead:
+        head = self.heads[job]
+        if head.generation_run != run:
+            raise _fenced(f"run {head.generation_run} has the job")
+        return head
+
+
+@dataclass(eq=False)
+class FakePart:
+    """Ranks of a job on a node. They do a step every tick, unless they are held."""
+
+    epoch: Epoch
+    ranks: tuple[int, ...]
+    step: int = 0
+    held: bool = False
+    outcome: Outcome | None = None
+    stopped: bool = False
+    exits: tuple[RankExit, ...] = ()
+
+    def end(self, outcome: Outcome, code: int = 0) -> None:
+        self.exits = tuple(RankExit(rank, exit_code=code, last_words="the end") for rank in self.ranks)
+        if outcome is Outcome.LOST:
+            self.exits = tuple(RankExit(rank, signal=9) for rank in self.ranks)
+        self.outcome = outcome
+
+
+@dataclass(eq=False)
+class FakeNode:
+    """A node that obeys `model.runtime`, with steps instead of ranks."""
+
+    id: NodeId
+    records: Records
+    troubles: Troubles
+    checkpoints: dict[CheckpointId, dict[int, int]]
+    parts: dict[tuple[JobId, Epoch], FakePart] = field(default_factory=dict)
+    highest: dict[JobId, Epoch] = field(default_factory=dict)
+    here: set[CheckpointId] = field(default_factory=set)
+    started: Counter[tuple[JobId, Epoch]] = field(default_factory=Counter)
+
+    def attend(self, request: AttendInput, report: Callable[[Progress], None]) -> AttendResult:
+        self._meet(request.job, request.epoch, "attend", f"attend.{request.start}")
+        key = (request.job, request.epoch)
+        part = self.parts.get(key)
+        if part is None:
+            if request.start == "restored":
+                raise ErgoError("Nothing of this job is here.", code=RuntimeCode.UNKNOWN)
+            part = self.parts[key] = FakePart(request.epoch, request.placement.ranks_at(self.id))
+            self.started[key] += 1
+        elif request.start == "restored" and part.outcome is None and getattr(part, "restored", False):
+            part.restored = False  # type: ignore[attr-defined]
+            part.held = False
+            self.started[key] += 1
+        while part.outcome is None:
+            if not part.held:
+                part.step += 1
+            report(Progress(Step(part.step), part.step * 10))
+            threading.Event().wait(TICK_S)
+        return AttendResult(part.outcome, Progress(Step(part.step), part.step * 10), part.exits)
+
+    def barrier(self, request: BarrierInput) -> BarrierResult:
+        self._meet(request.job, request.epoch, "barrier", f"barrier.{request.phase}")
+        part = self._part(request.job, request.epoch)
+        if request.phase == "resume":
+            part.held = False
+            return BarrierResult(True, self._states(part))
+        if part.outcome is not None:
+            raise ErgoError("The part has ended.", code=RuntimeCode.UNKNOWN)
+        part.held = True
+        return BarrierResult(True, self._states(part), {"barrier": 1.0})
+
+    def checkpoint(self, request: CheckpointInput) -> CheckpointResult:
+        what = "write" if request.commit is None else "commit"
+        self._meet(request.job, request.epoch, f"checkpoint.{what}", f"checkpoint.{what}.{request.kind}")
+        part = self._part(request.job, request.epoch)
+        if request.commit is None:
+            if request.kind == "final":
+                assert part.outcome is not None, "a final checkpoint of ranks that run"
+            else:
+                assert part.held, "a checkpoint of ranks that are not held"
+            states = self._states(part)
+            part.held = request.kind == "full"
+            parts = NodeParts(self.id, tuple(RankParts(rank=rank) for rank in part.ranks), states)
+            return CheckpointResult(parts=parts, stored_bytes=10, total_bytes=100, timings_ms={"stopped": 2.0})
+        steps = {state.rank: int(state.step) for parts in request.commit for state in parts.states}
+        text = f"{request.job} {request.epoch} {request.cut} {request.kind} {sorted(steps.items())}"
+        checkpoint = CheckpointId("ck-" + hashlib.sha256(text.encode()).hexdigest()[:40])
+        self.checkpoints[checkpoint] = steps
+        self.here.add(checkpoint)
+        if request.kind == "final":
+            self.records.commit_final(request.job, request.epoch, checkpoint)
+        else:
+            self.records.commit_checkpoint(request.job, request.epoch, checkpoint, Step(min(steps.values())))
+        self.troubles.meet(f"checkpoint.commit.{request.kind}.answer")
+        return CheckpointResult(checkpoint=checkpoint)
+
+    def transfer(self, request: TransferInput) -> TransferResult:
+        self._meet(request.job, request.epoch, "transfer", "transfer.ahead" if request.ahead else "transfer.last")
+        assert request.checkpoint in self.checkpoints
+        self.here.add(request.checkpoint)
+        return TransferResult(1, 100, {"pull": 1.0})
+
+    def restore(self, request: RestoreInput) -> RestoreResult:
+        self._meet(request.job, request.epoch, "restore")
+        assert request.checkpoint in self.here, "a restore of what has not been brought"
+        steps = self.checkpoints[request.checkpoint]
+        ranks = request.placement.ranks_at(self.id)
+        part = FakePart(request.epoch, ranks, step=min(steps[rank] for rank in ranks), held=True)
+        part.restored = True  # type: ignore[attr-defined]
+        self.parts[request.job, request.epoch] = part
+        return RestoreResult(self._states(part), {"load": 3.0})
+
+    def stop(self, request: StopInput) -> StopResult:
+        self.troubles.meet("stop", f"{self.id.name}.stop")
+        if request.epoch < self.highest.get(request.job, 0):
+            raise _fenced("a higher epoch is here")
+        self.highest[request.job] = request.epoch
+        for (job, epoch), part in self.parts.items():
+            if job == request.job and epoch <= request.epoch:
+                part.outcome, part.stopped = part.outcome or Outcome.STOPPED, True
+        return StopResult(request.epoch)
+
+    def transferred(self, job: JobId, epoch: Epoch) -> int:
+        return 0
+
+    def part(self, job: str) -> FakePart:
+        """The newest part of a job."""
+        return max((part for (name, _), part in self.parts.items() if name == job), key=lambda part: part.epoch)
+
+    def running(self, job: str) -> bool:
+        """Whether ranks of the job do steps here."""
+        parts = [part for (name, _), part in self.parts.items() if name == job]
+        return any(part.outcome is None and not part.held for part in parts)
+
+    def device(self, index: int) -> DeviceId:
+        return DeviceId(self.id, (f"cpu-{index}",))
+
+    def _meet(self, job: JobId, epoch: Epoch, *names: str) -> None:
+        self.troubles.meet(*names, *(f"{self.id.name}.{name}" for name in names))
+        if epoch < self.highest.get(job, 0):
+            raise _fenced("a higher epoch is here")
+        self.highest[job] = epoch
+        for (other, old), part in self.parts.items():
+            if other == job and old < epoch:
+                part.outcome = part.outcome or Outcome.STOPPED
+
+    def _part(self, job: JobId, epoch: Epoch) -> FakePart:
+        part = self.parts.get((job, epoch))
+        if part is None or part.stopped:
+            raise ErgoError("Nothing of this job is here.", code=RuntimeCode.UNKNOWN)
+        return part
+
+    def _states(self, part: FakePart) -> tuple[RankState, ...]:
+        world = CommunicatorState(
+            name="world", members=tuple(part.ranks), contributed=part.step, completed=part.step
+        )
+        return tuple(
+            RankState(rank=rank, step=Step(part.step), communicators=(world,) if len(part.ranks) > 1 else ())
+            for rank in part.ranks
+        )
+
+
+class NoFates:
+    """Nobody asks what has become of a job."""
+
+    def __init__(self) -> None:
+        self.closed_as: str | None = None
+
+    def closed(self, job: JobId) -> str | None:
+        return self.closed_as
+
+
+def _fenced(why: str) -> ErgoError:
+    return ErgoError(f"Fenced: {why}.", code=RuntimeCode.FENCED)
