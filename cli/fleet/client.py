@@ -6,7 +6,7 @@ import asyncio
 import difflib
 import signal
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -16,12 +16,12 @@ from model.names import JOB_TASK_QUEUE, JOB_WORKFLOW, Query, Update, cluster_wor
 from proxy_runtime.errors import ErgoError
 
 if TYPE_CHECKING:
-    from proxy_runtime.storage.fleet import FleetStore
     from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 
     from infra.settings import Settings
     from model.control import ClusterView, DecisionView, JobView, OperationResult
     from model.records import NodeRecord
+    from proxy_runtime.storage.fleet import FleetStore
 
 T = TypeVar("T")
 
@@ -30,6 +30,7 @@ ANSWER_S = 3.0
 ACCEPT_S = 20.0
 """How long an update may take to be accepted: a worker that was just restarted replays its jobs first."""
 _SUGGESTIONS = 200
+_NODES = "records/nodes"
 
 
 class FleetError(ErgoError):
@@ -80,8 +81,17 @@ class Fleet:
 
     async def all_nodes(self) -> list[tuple[NodeRecord, datetime | None]]:
         """All nodes that have a record, by name, each with the time of its last renewal where the store tells it."""
-        records = await asyncio.to_thread(lambda: self.store.nodes())
-        return [(record, None) for record in sorted(records, key=lambda r: r.node.name)]
+
+        def read() -> list[tuple[NodeRecord, datetime | None]]:
+            renewed: dict[str, float] = {}
+            for found in self.store.bucket.find(_NODES):
+                name = found.key.removeprefix(f"{_NODES}/").partition("/")[0]
+                renewed[name] = max(found.modified_s, renewed.get(name, 0.0))
+            times = {name: datetime.fromtimestamp(at, UTC) for name, at in renewed.items()}
+            records = sorted(self.store.nodes(), key=lambda record: record.node.name)
+            return [(record, times.get(record.node.name)) for record in records]
+
+        return await asyncio.to_thread(read)
 
     async def scheduler(self) -> ClusterView | None:
         """What the cluster's scheduler says of itself; None where it does not answer."""

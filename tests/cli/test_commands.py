@@ -11,7 +11,6 @@ import pytest
 
 from model.control import JobView
 from model.ids import Epoch, JobId, Step
-from model.job_state import JobPhase
 from model.names import Query
 from model.records import JobOnNode
 from tests.cli.conftest import DEADLINE_S, KEYS
