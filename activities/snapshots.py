@@ -15,12 +15,14 @@ from typing import Protocol
 import orjson
 
 from model.errors import ModelError
+from proxy_runtime.errors import ErgoError
 from scheduling.state import ClusterState, digest_of
 
 KEEP_TICKS = 10_000
 """So many ticks can be recomputed by an audit; at one tick in five seconds this is half a day of constant change."""
 
 _PRUNE_EVERY = 500
+_MISSING = "storage.missing"
 
 
 class SnapshotBucket(Protocol):
@@ -73,10 +75,12 @@ class Snapshots:
         Raises:
             ErgoError: the store cannot be reached.
         """
-        key = f"clusters/{self.cluster}/snapshots/{digest}.json"
-        if self.store.bucket.get(key) is None:
-            return None
-        data = self.store.get_snapshot(self.cluster, digest)
+        try:
+            data = self.store.get_snapshot(self.cluster, digest)
+        except ErgoError as error:
+            if error.code == _MISSING:
+                return None
+            raise
         if digest_of(data) != digest:
             return None
         try:

@@ -141,8 +141,11 @@ class _Books:
                 self.nodes[node] = replace(self.nodes[node], alive=False, jobs=())
 
     def hear_job(self, notice: JobNotice) -> None:
-        if (notice.job, notice.workflow_run) in self.ended:
-            return
+        ended = self.ended.get((notice.job, notice.workflow_run))
+        if ended is not None:
+            if notice.generation <= ended.generation:
+                return
+            self.ended.pop((notice.job, notice.workflow_run))
         known = self.jobs.get(notice.job)
         if known is not None and known.notice.workflow_run != notice.workflow_run:
             self._forget(known)
@@ -211,7 +214,9 @@ class _Books:
     def _forget(self, job: JobState) -> None:
         notice = job.notice
         self.jobs.pop(notice.job, None)
-        self.ended[notice.job, notice.workflow_run] = Ended(notice.job, notice.workflow_run, self.now)
+        self.ended[notice.job, notice.workflow_run] = Ended(
+            notice.job, notice.workflow_run, notice.generation, self.now
+        )
         if job.held_devices:
             # A place that it has taken up unheard has one epoch more, or some where attempts failed: any counts.
             self.draining.append(Draining(notice.job, Epoch(notice.epoch + 1), job.held_devices, self.now))

@@ -104,10 +104,14 @@ class Draining(Shape):
 
 @dataclass(frozen=True, slots=True)
 class Ended(Shape):
-    """A job that has ended. It is remembered for a while, so that a late notice does not bring it back."""
+    """A job that has ended. It is remembered for a while, so that a late notice does not bring it back.
+
+    A notice of a higher generation does: somebody has reset the workflow to a point before its end.
+    """
 
     job: JobId
     workflow_run: str
+    generation: Generation
     at: datetime
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model.control import JobClosed
-from model.ids import Epoch, JobId
+from model.ids import Epoch, Generation, JobId
 from model.job_state import JobPhase
 from scheduling.constants import COOL_DOWN_S, DRAIN_S, PATIENCE_S, TELL_AGAIN_S
 from tests.scheduling.builders import CPU, OTHER, Cluster, demand, device_ids, node, notice
@@ -342,8 +342,8 @@ def test_a_terminated_jobs_devices_are_free_when_its_node_says_so():
     assert reason(cluster, "cnn") == "0 of 2 devices free; waits for the processes of an ended job to be gone."
     assert cluster.tell(after=DRAIN_S + 1) == {}, "both nodes still have it"
     assert cluster.tell(node("node-2", jobs=[]))["cnn"].directive.devices == device_ids("node-2", 2)
-    assert cluster.tell(cluster_notice := notice("gpt", 2, number=9)) == {}, "a late notice"
-    assert cluster.tell(notice("gpt", 2, run="again", number=1)) and cluster_notice
+    assert cluster.tell(notice("gpt", 2, number=9)) == {}, "a late notice"
+    assert "gpt" in cluster.tell(notice("gpt", 2, number=1, generation=Generation(3))), "its workflow was reset"
 
 
 def test_a_node_with_parts_of_unknown_jobs_is_not_used():
