@@ -45,6 +45,9 @@ class PartClient:
     def spawn(cls, spec: RunSpec, build_root: Path, runs_dir: Path, *, limits: Limits | None = None) -> PartClient:
         """Starts the shim of a part in a session of its own, where none answers; it outlives this process.
 
+        Its zygote begins to import torch at once, which takes seconds: a target of a migration is spawned (and
+        prepared and connected) before the job is stopped.
+
         Args:
             spec: with `part` set. Its store (`checkpoint_dir`) must have the key of the tenant already.
             build_root: `Build.root` of the build to run with.

@@ -75,6 +75,13 @@ class PartJob:
 
     # ------------------------------------------------------------------ bringing it up
 
+    def warm(self) -> Zygote:
+        """Starts the zygote, which imports torch while the nodes agree on what to do."""
+        with self.operation("warm"):
+            if self._zygote is None:
+                self._zygote = Zygote.start(self.build, self.spec.device_kind, log=self.layout.root / "zygote.log")
+            return self._zygote
+
     def prepare(self, host: str, *, fresh: bool, deadline_s: float) -> tuple[Endpoint, ...]:
         """See `PartClient.prepare`."""
         with self.operation("prepare"):
@@ -88,14 +95,14 @@ class PartJob:
     def _prepare(self, host: str, fresh: bool, deadline_s: float) -> None:
         epoch = self.layout.epoch(self.part.epoch).create(volume=fresh)
         self.layout.set_current(self.part.epoch)
-        self._zygote = Zygote.start(self.build, self.spec.device_kind, log=self.layout.root / "zygote.log")
+        zygote = self.warm()
         self.generation = generation = Generation.prepare(
             self.spec, self.part.epoch, epoch, self.build, self.spec.devices
         )
         if fresh:
             generation.mount()
             generation.launch_ranks()  # they import torch while the zygote does
-        fork_proxies(generation, self._zygote, self.layout, deadline_s)
+        fork_proxies(generation, zygote, self.layout, deadline_s)
         pairs = listening_pairs(self.part.local_devices, self.part.device_of_rank)
         self._reserved = {pair: reserve(host) for pair in pairs}
         self._fresh = fresh

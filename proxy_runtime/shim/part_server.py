@@ -31,6 +31,7 @@ class PartShim(SocketServer):
     def serve(self) -> None:
         """Blocks until the part has been ended."""
         with self.listening():
+            self._job.warm()
             while not self._done.wait(MONITOR_PERIOD_S):
                 self._job.poll()
 

@@ -15,6 +15,7 @@ from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.spec import RunError
 
 _PERIOD_S = 0.02
+_INIT = "/ergo-init"  # the program of `Build.init_binary`
 
 
 def shim_of(layout: RunLayout) -> int:
@@ -30,18 +31,23 @@ def shim_of(layout: RunLayout) -> int:
         return -1
 
 
-def processes(layout: RunLayout) -> list[int]:
-    """Host pids of the processes that belong to a run directory: shim, zygote, proxies, inits."""
+def processes(layout: RunLayout) -> dict[int, str]:
+    """Host pids and command lines of what belongs to a run directory: shim, zygote, proxies, inits.
+
+    A rank has an init above it, which cannot end before it. Whoever merely reads a file there is left out.
+    """
     root = str(layout.root)
-    found: list[int] = []
+    found: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with suppress(OSError):
+            words = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
+            if not any(word.startswith("proxy_runtime.") or word.endswith(_INIT) for word in words):
+                continue
             # The shim and the inits name it on their command lines; zygote and proxies write their logs to it.
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if any(_below(os.fsdecode(word), root) for word in words) or _below(os.readlink(entry / "fd/1"), root):
-                found.append(int(entry.name))
+            if any(_below(word, root) for word in words) or _below(os.readlink(entry / "fd/1"), root):
+                found[int(entry.name)] = " ".join(words)
     return found
 
 
@@ -58,7 +64,8 @@ def require_gone(layout: RunLayout, limit: float) -> None:
     while left := processes(layout):
         if time.monotonic() > limit:
             raise RunError(
-                f"processes {', '.join(map(str, left))} of {layout.root.name} do not end.",
+                f"{len(left)} processes of {layout.root.name} do not end: "
+                + "; ".join(f"{pid} ({words[:60]})" for pid, words in left.items()),
                 code="run.not-ended",
                 remedy="They hang in the kernel, usually at a file server that does not answer.",
             )

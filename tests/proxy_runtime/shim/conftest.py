@@ -27,5 +27,5 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
         layouts = [part.layout for part in one.all_parts]
         one.end()
         for layout in layouts:
-            assert remains.processes(layout) == []
+            assert not remains.processes(layout)
             assert not layout.root.exists()
