@@ -13,7 +13,8 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Callable
+import os
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -32,6 +33,7 @@ from infra.settings import Settings
 from model.errors import ModelError
 from model.names import node_task_queue
 from model.records import NodeRecord
+from model.runtime import StopInput
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.node.lease import Lease, claim, lock_directory
 from proxy_runtime.node.runtime import LocalNodeRuntime
@@ -54,7 +56,7 @@ class AgentOptions:
     Attributes:
         name: of the node; unique in the fleet.
         directory: what the node owns.
-        devices: number of CPU accelerators; 0 for the CUDA devices of this machine.
+        devices: number of CPU accelerators.
         bind: address to listen on and to tell the other nodes.
         lease_s: seconds without a renewal after which the node counts as lost.
         end_jobs: on SIGTERM its jobs are ended as well, and the record says that the node has left.
@@ -79,7 +81,7 @@ class NodeAgent:
     options: AgentOptions
     fleet: FleetStore
     cluster: str
-    connect: Callable[[], asyncio.Future[Client]] | Callable[[], object]
+    connect: Callable[[], Awaitable[Client]]
     renewed: Callable[[NodeRecord], None] = lambda _record: None
     _over: asyncio.Event = field(default_factory=asyncio.Event)
     _superseded: str = ""
@@ -92,7 +94,9 @@ class NodeAgent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._over.set)
         peer = open_peer(options.bind)
-        wanted = await asyncio.to_thread(node_record, options, self.cluster, peer.address)
+        wanted = await asyncio.to_thread(
+            node_record, options.name, self.cluster, peer.address, options.devices, options.lease_s
+        )
         record, same = await asyncio.to_thread(claim, self.fleet, wanted, options.directory)
         structlog.contextvars.bind_contextvars(node=str(record.node))
         runtime = LocalNodeRuntime(
@@ -135,7 +139,7 @@ class NodeAgent:
         """Connects to Temporal, again whenever the worker fails: an outage of it ends nothing here."""
         async for attempt in stamina.retry_context(on=Exception, attempts=None, timeout=None, wait_max=5.0):
             with attempt:
-                client: Client = await self.connect()  # pyright: ignore[reportGeneralTypeIssues]
+                client: Client = await self.connect()
                 await self._work_with(client, record, runtime)
 
     async def _work_with(self, client: Client, record: NodeRecord, runtime: LocalNodeRuntime) -> None:
@@ -171,7 +175,8 @@ class NodeAgent:
                     continue
                 _log.warning("orphaned", job=str(part.job), epoch=int(part.epoch), workflow=how)
                 try:
-                    await asyncio.to_thread(runtime.stop_orphan, part, f"The job's workflow is {how}.")
+                    stop = StopInput(part.job, part.epoch, f"The job's workflow is {how}.")
+                    await asyncio.to_thread(runtime.stop, stop)
                 except ErgoError as error:
                     _log.error("an orphan is not ended", job=str(part.job), error=str(error))
 
@@ -200,16 +205,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ErgoError, ModelError) as error:
         print(error, file=sys.stderr)
         return 1
-    _leave(code)
-
-
-def _leave(code: int) -> int:
-    """Threads that wait for jobs must not keep the process."""
-    import os
-
-    sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(code)  # threads that wait for jobs must not keep the process
 
 
 async def _serve(options: AgentOptions) -> int:

@@ -16,7 +16,7 @@ from typing import Protocol
 import orjson
 import structlog
 
-from model.ids import NodeId
+from model.ids import DeviceId, NodeId
 from model.records import JobOnNode, NodeRecord
 from model.runtime import RuntimeCode
 from proxy_runtime.errors import ErgoError
@@ -65,30 +65,37 @@ def claim(fleet: NodeStore, record: NodeRecord, directory: Path) -> tuple[NodeRe
     mark = directory / "node.json"
     before = fleet.node(record.node.name)
     if before is not None and _mine(before, record, mark):
-        kept = before.node
-        devices = tuple(d.model_copy(update={"id": type(d.id)(kept, d.id.path)}) for d in record.devices)
+        again = _as_node(record, before.node).model_copy(update={"jobs": before.jobs})
         try:
-            again = record.model_copy(
-                update={"node": kept, "beat": before.beat, "jobs": before.jobs, "devices": devices}
-            )
             return fleet.renew_node(again), True
         except ErgoError as error:
             if error.code != RuntimeCode.FENCED:
                 raise
-    claimed = fleet.claim_node(record)
+    expected = NodeId(record.node.name, before.node.incarnation + 1 if before else 1)
+    claimed = fleet.claim_node(_as_node(record, expected))
+    if claimed.node != expected:  # somebody else has claimed the name meanwhile
+        claimed = fleet.renew_node(_as_node(claimed, claimed.node))
     fresh = mark.with_suffix(".tmp")
-    fresh.write_bytes(orjson.dumps({"node": str(claimed.node), "boot_id": claimed.boot_id}))
+    fresh.write_bytes(_mark(claimed))
     fresh.rename(mark)
     return claimed, False
+
+
+def _as_node(record: NodeRecord, node: NodeId) -> NodeRecord:
+    devices = tuple(d.model_copy(update={"id": DeviceId(node, d.id.path)}) for d in record.devices)
+    return record.model_copy(update={"node": node, "devices": devices})
+
+
+def _mark(record: NodeRecord) -> bytes:
+    return orjson.dumps({"node": str(record.node), "boot_id": record.boot_id})
 
 
 def _mine(before: NodeRecord, now: NodeRecord, mark: Path) -> bool:
     if before.lost or before.left or before.boot_id != now.boot_id:
         return False
     try:
-        said = orjson.loads(mark.read_bytes())
-        return said == {"node": str(before.node), "boot_id": now.boot_id}
-    except (OSError, ValueError):
+        return mark.read_bytes() == _mark(before)
+    except OSError:
         return False
 
 
