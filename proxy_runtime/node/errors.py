@@ -53,6 +53,7 @@ def damaged(message: str) -> NodeError:
 # What other parts say, by what it means for whoever asked the node.
 _MEANINGS: dict[str, RuntimeCode] = {
     "run.shim-gone": RuntimeCode.UNKNOWN,
+    "run.ended": RuntimeCode.UNKNOWN,
     "run.bad-spec": RuntimeCode.UNSUITABLE,
     "run.bad-width": RuntimeCode.UNSUITABLE,
     "run.deadline": RuntimeCode.DEADLINE,

@@ -15,6 +15,7 @@ import psutil
 import structlog
 
 from model.ids import Epoch, JobId, Step
+from model.manifest import RankState
 from model.records import JobOnNode
 from model.runtime import AttendResult, Outcome, Progress, RuntimeCode
 from proxy_runtime.node.ledger import Ledger, PartRecord
@@ -81,12 +82,11 @@ class Part:
                 self._attached -= 1
                 self._unattended_since = time.monotonic()
 
-    def mark_started(self) -> None:
+    def mark_started(self, restored: tuple[RankState, ...] = ()) -> None:
         """From now on the part is lost where its shim is gone."""
         with self._lock:
-            if not self.record.started:
-                self.record = replace(self.record, started=True)
-                self._ledger.put(self.record)
+            self.record = replace(self.record, started=True, restored=restored)
+            self._ledger.put(self.record)
 
     def follow(self, report: Callable[[Progress], None]) -> AttendResult:
         """Waits until the ranks have ended; reports about once a second. What `report` raises goes through.

@@ -44,7 +44,6 @@ from proxy_runtime.node.parts import Part, Parts
 from proxy_runtime.node.peers import Peers
 from proxy_runtime.node.storage import Storage
 from proxy_runtime.node.volumes import BaseVolumes
-from proxy_runtime.shim import remains
 from proxy_runtime.shim.header import numerics_class
 from proxy_runtime.shim.part import Phase
 from proxy_runtime.shim.part_client import PartClient
@@ -158,6 +157,9 @@ class LocalNodeRuntime:
         job, epoch = request.job, request.epoch
         with translated():
             self._admit(job, epoch)
+            part = self.parts.get(job, epoch)
+            if part is not None and part.record.started and part.client.alive:
+                return RestoreResult(part.record.restored)  # before the agent was started again
             return self._calls.run(("restore", job, epoch), lambda: self._restore(request))
 
     def stop(self, request: StopInput) -> StopResult:
@@ -279,7 +281,7 @@ class LocalNodeRuntime:
             self._connect(part, request.placement, fresh=False, deadline_s=request.deadline_s)
             clock.lap("connect")
             result = part.client.restore(request.checkpoint, deadline_s=request.deadline_s)
-            part.mark_started()
+            part.mark_started(result.ranks)
             part.look()
         return RestoreResult(result.ranks, {**result.timings_ms, **clock.laps})
 

@@ -2,7 +2,7 @@
 
 GET /v1/jobs                              what is here: job, epoch, step, device time
 GET /v1/jobs/JOB/EPOCH/endpoints          addresses of device proxies, as soon as they are there; 404 before
-GET /v1/jobs/JOB/EPOCH/logs/RANK?offset=N the log from byte N on, as far as it is now; `ergo-ended: 1` when no more comes
+GET /v1/jobs/JOB/EPOCH/logs/RANK?offset=N the log from byte N on, as far as it is now; `ergo-ended: 1` at the end
 
 EPOCH is a number, or ``latest`` for the highest that is here.
 """
