@@ -33,7 +33,7 @@ async def program_failed(job: Job) -> None:
     state.exit_code, state.failure = parts.failure_of(parts.ended(job, Outcome.FAILED))
     if state.failures < job.spec.retries.failure:
         state.failures += 1
-        await parts.stop_all(job, job.nodes, state.epoch, "the program failed; it is started again")
+        await parts.end_epoch(job, "the program failed; it is started again")
         account_parts(job)
         state.placement, job.parts, state.exit_code = None, {}, None
         state.waiting = "It is to be started again after a failure."
@@ -62,8 +62,7 @@ async def cancel(job: Job) -> None:
     """Ends the job because a person wants it."""
     job.operation = "cancel"
     why = job.cancel
-    await parts.stop_all(job, job.nodes, job.state.epoch, why, grace_s=CANCEL_GRACE_S)
-    await parts.stop_all(job, job.state.unstopped, job.state.epoch, why)
+    await parts.end_epoch(job, why, grace_s=CANCEL_GRACE_S)
     account_parts(job)
     _end(job, JobPhase.CANCELLED, why)
 

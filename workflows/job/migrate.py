@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from temporalio import workflow
 
 from model.control import Directive
@@ -13,6 +15,8 @@ from workflows.job import checkpoint, parts, start
 from workflows.job.core import Job, placement_of
 from workflows.job.errors import Fenced, OperationFailed
 from workflows.job.preempt import runs_on
+
+TARGET_PATIENCE = timedelta(seconds=10)
 
 HEAD_S = 60.0
 """How long the commit of a move is tried before the record is asked whether it has happened."""
@@ -50,8 +54,8 @@ async def migrate(job: Job, directive: Directive) -> None:
     try:
         cut = await checkpoint.take(job, "full")
     except OperationFailed as error:
-        await _clean(job, target, overlap, error)
         runs_on(job, f"It was not moved: {error.message}")
+        await _clean(job, target, overlap, error)
         raise
     clock = checkpoint.Clock()
     clock.parts_ms = {**clock.parts_ms, **cut.parts_ms}
@@ -91,7 +95,8 @@ async def _advance(job: Job, target: Placement) -> None:
 async def _clean(job: Job, target: Placement, overlap: tuple[NodeId, ...], error: OperationFailed) -> None:
     """Nothing is left at the target of a move that has not begun to restore."""
     nodes = tuple(node for node in target.nodes if node not in overlap)
-    await parts.stop_all(job, nodes, target.epoch, f"the move failed: {error.message}")
+    left = await parts.stop_all(job, nodes, target.epoch, f"the move failed: {error.message}", patience=TARGET_PATIENCE)
+    job.state.unstopped = (*job.state.unstopped, *left)
 
 
 async def _undo(
@@ -105,6 +110,7 @@ async def _undo(
         job.note("moved in vain", error.message)
         await parts.stop_all(job, target.nodes, target.epoch, f"the move failed: {error.message}")
         raise error
-    await parts.stop_all(job, target.nodes, target.epoch, f"the move failed: {error.message}")
+    # What was restored stays paused until it is attended: the source goes on at once, the target is cleaned after.
     await checkpoint.resume(job, source.nodes, job.state.cut)
     runs_on(job, f"It was not moved: {error.message}")
+    await _clean(job, target, overlap, error)

@@ -91,14 +91,32 @@ def ended(job: Job, outcome: Outcome) -> tuple[Part, ...]:
     return tuple(part for part in job.parts.values() if part.result is not None and part.result.outcome is outcome)
 
 
-async def stop_all(job: Job, nodes: Sequence[NodeId], epoch: Epoch, reason: str, *, grace_s: float = 0.0) -> None:
+async def end_epoch(job: Job, reason: str, *, grace_s: float = 0.0) -> None:
+    """Ends what the job has on its nodes; one that has not answered is asked again before the next epoch begins."""
+    state = job.state
+    state.unstopped = await stop_all(job, (*job.nodes, *state.unstopped), state.epoch, reason, grace_s=grace_s)
+    state.stopped_epoch = state.epoch
+
+
+async def stop_all(
+    job: Job,
+    nodes: Sequence[NodeId],
+    epoch: Epoch,
+    reason: str,
+    *,
+    grace_s: float = 0.0,
+    patience: timedelta = STOP_PATIENCE,
+) -> tuple[NodeId, ...]:
     """Ends what these nodes have of the job up to `epoch`: answered by each, or it is lost, or patience is over.
 
     It never gives way: what it begins has to be over before the job goes on.
+
+    Returns:
+        The nodes that have not answered and are not lost.
     """
 
-    async def stop(node: NodeId) -> None:
-        deadline = workflow.now() + STOP_PATIENCE
+    async def stop(node: NodeId) -> bool:
+        deadline = workflow.now() + patience
         while not job.is_lost(node):
             try:
                 await on_node(
@@ -111,17 +129,20 @@ async def stop_all(job: Job, nodes: Sequence[NodeId], epoch: Epoch, reason: str,
                     limit_s=grace_s + 60,
                     urgent=True,
                 )
-                return
+                return True
             except OperationFailed as error:
                 # FENCED: a higher epoch is on the node, which has ended ours already.
                 if error.code == RuntimeCode.FENCED or isinstance(error, NodeLost):
-                    return
+                    return True
                 workflow.logger.warning("job %s: stop on %s: %s", job.state.job, node, error.message)
                 if workflow.now() >= deadline:
-                    return
+                    return False
                 await workflow.sleep(timedelta(seconds=2), summary=f"until {node.name} answers or is lost")
+        return True
 
-    await every(nodes, stop)
+    asked = tuple(dict.fromkeys(nodes))
+    answers = await every(asked, stop)
+    return tuple(node for node, answer in zip(asked, answers, strict=True) if answer is not True)
 
 
 def failure_of(parts: Sequence[Part]) -> tuple[int, str]:

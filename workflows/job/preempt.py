@@ -27,7 +27,7 @@ async def preempt(job: Job, reason: str, *, held: bool) -> None:
     except OperationFailed as error:
         runs_on(job, f"It was not preempted: {error.message}")
         raise
-    await parts.stop_all(job, job.nodes, state.epoch, f"preempted: {reason}")
+    await parts.end_epoch(job, f"preempted: {reason}")
     account_parts(job)
     state.stopped_at = cut.stopped_at
     state.placement = None

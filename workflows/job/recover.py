@@ -6,11 +6,12 @@ from datetime import timedelta
 
 from temporalio import workflow
 
+from model.control import OpenJobResult
 from model.ids import NodeId
 from model.job_state import JobPhase
 from workflows.job import outbox, parts, start
 from workflows.job.core import Job
-from workflows.job.errors import OperationFailed
+from workflows.job.errors import Fenced, OperationFailed
 from workflows.job.finish import fail
 from workflows.job.preempt import account_parts
 
@@ -22,7 +23,7 @@ async def recover(job: Job, why: OperationFailed) -> None:
     state = job.state
     job.operation = "recover"
     state.stopped_at = workflow.now()
-    await parts.stop_all(job, job.nodes, state.epoch, f"recovery: {why.message}")
+    await parts.end_epoch(job, f"recovery: {why.message}")
     account_parts(job)
     if exhausted(job):
         await fail(job, f"{_in_vain(job)} Last: {why.message}", keep=False)
@@ -83,15 +84,16 @@ async def reopen(job: Job) -> None:
     state, why = job.state, job.reopen
     job.operation = "open the record again"
     workflow.logger.warning("job %s: %s", state.job, why)
-    truth = await start.open_record(job)
+    truth = await _opened(job)
     job.reopen = ""
     _generation(job, truth.generation)
     placed: tuple[NodeId, ...] = job.nodes
     epoch = max(truth.epoch, state.epoch)
-    await parts.stop_all(job, tuple(dict.fromkeys((*truth.nodes, *placed))), epoch, why)
+    state.unstopped = await parts.stop_all(job, (*truth.nodes, *placed, *state.unstopped), epoch, why)
+    state.stopped_epoch = epoch
     state.epoch, state.checkpoint, state.step = truth.epoch, truth.checkpoint, truth.step
     state.checkpoint_nodes = truth.nodes
-    state.placement, job.parts, state.unstopped = None, {}, ()
+    state.placement, job.parts = None, {}
     state.move, job.moving = None, None
     state.waiting = "Its workflow was set back; it goes on from what its record says."
     if state.phase in (JobPhase.QUEUED, JobPhase.SUSPENDED):
@@ -105,10 +107,20 @@ async def reopen(job: Job) -> None:
 
 async def reopen_ended(job: Job) -> None:
     """A run that was set back after the job's end only publishes what is left, in a generation of its own."""
-    truth = await start.open_record(job)
+    truth = await _opened(job)
     job.reopen = ""
     _generation(job, truth.generation)
     job.dirty = True
+
+
+async def _opened(job: Job) -> OpenJobResult:
+    """The record; while another run holds it that is newer than this one, this one can only wait for its end."""
+    while True:
+        try:
+            return await start.open_record(job)
+        except Fenced as error:
+            job.note("fenced", error.message)
+            await workflow.sleep(timedelta(seconds=30), summary="a newer run has the job")
 
 
 def _generation(job: Job, generation: int) -> None:

@@ -46,12 +46,14 @@ async def start(job: Job, directive: Directive) -> None:
         epoch = await allocate(job)
         placement = placement_of(job.spec, directive, epoch)
         head = await advance(job, placement)
-        before, old = tuple(dict.fromkeys((*head.before, *state.unstopped))), state.epoch
+        # Nodes that have said before that nothing is left are not asked again: they may be gone since.
+        before = head.before if truth.epoch > state.stopped_epoch else ()
+        before, old = (*before, *state.unstopped), state.epoch
         state.epoch, state.placement, state.cut, counts = epoch, placement, 0, True
         job.show()
         if before:
             await parts.stop_all(job, before, max(old, Epoch(epoch - 1)), f"epoch {epoch} begins")
-        state.unstopped = ()
+        state.unstopped, state.stopped_epoch = (), max(old, Epoch(epoch - 1))
         clock.lap("head")
         checkpoint = _sound(job, truth.checkpoint)
         if checkpoint is None:
@@ -85,7 +87,7 @@ async def _back(job: Job, error: OperationFailed, *, counts: bool) -> None:
     if job.reopen or error.code == RuntimeCode.FENCED:
         return  # opening the record again puts all in order
     if counts and state.placement is not None:
-        await parts.stop_all(job, state.placement.nodes, state.epoch, f"the start failed: {error.message}")
+        await parts.end_epoch(job, f"the start failed: {error.message}")
     state.placement = None
     job.parts = {}
     state.waiting = f"The start failed: {error.message}"

@@ -69,7 +69,8 @@ class JobState(Shape):
         checkpoint_due: when the next periodic checkpoint is taken.
         lost: incarnations of nodes that the scheduler has given up, newest last.
         seen: ids of directives.
-        unstopped: nodes that may still hold processes of an epoch before this one.
+        stopped_epoch: up to it all nodes have been told to stop the job.
+        unstopped: those of them that have not answered; the next start tells them again.
         end: how the job has ended.
     """
 
@@ -101,6 +102,7 @@ class JobState(Shape):
     checkpoint_due: datetime | None = None
     lost: list[NodeId] = field(default_factory=list[NodeId])
     seen: list[str] = field(default_factory=list[str])
+    stopped_epoch: Epoch = field(default_factory=lambda: Epoch(0))
     unstopped: tuple[NodeId, ...] = ()
     waiting: str = "It waits for the scheduler's first answer."
     move: MoveRequest | None = None

@@ -49,6 +49,6 @@ def client(server: WorkflowEnvironment) -> Client:
 
 
 @pytest_asyncio.fixture
-async def fleet(client: Client) -> AsyncIterator[Fleet]:
-    async with Fleet(client).up() as fleet:
+async def fleet(client: Client, tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with Fleet(client, tmp_path).up() as fleet:
         yield fleet

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from model.control import (
     AdvanceHeadInput,
@@ -16,9 +17,8 @@ from model.control import (
     OpenJobInput,
     OpenJobResult,
 )
-from model.ids import CheckpointId, DeviceId, Epoch, Generation, JobId, NodeId, Step
+from model.ids import CheckpointId, DeviceId, Epoch, JobId, NodeId, Step
 from model.manifest import CommunicatorState, RankParts, RankState
-from model.records import JobHead
 from model.runtime import (
     AttendInput,
     AttendResult,
@@ -39,6 +39,8 @@ from model.runtime import (
     TransferResult,
 )
 from proxy_runtime.errors import ErgoError
+from proxy_runtime.storage.blobs import Bucket
+from proxy_runtime.storage.fleet import FleetStore
 
 TICK_S = 0.02
 
@@ -71,80 +73,29 @@ class Troubles:
                 raise ErgoError(f"The test wants {name} to fail.", code=code)
 
 
-class Records:
-    """JobHead in memory, as the fleet's store keeps it."""
+class Records(FleetStore):
+    """The fleet's real store, with troubles."""
 
-    def __init__(self, troubles: Troubles) -> None:
-        self.heads: dict[str, JobHead] = {}
+    def __init__(self, directory: Path, troubles: Troubles) -> None:
+        super().__init__(Bucket.open(f"file://{directory}"), b"s" * 32)
         self.troubles = troubles
         self.advanced: list[tuple[JobId, Epoch]] = []
-        self._lock = threading.Lock()
 
     def open_job(self, input: OpenJobInput) -> OpenJobResult:
         self.troubles.meet("open_job")
-        with self._lock:
-            head = self.heads.get(input.job)
-            if head is None:
-                head = JobHead(
-                    job=input.job,
-                    tenant=input.tenant,
-                    first_execution_run=input.first_execution_run,
-                    generation=Generation(1),
-                    generation_run=input.workflow_run,
-                )
-            elif head.generation_run != input.workflow_run:
-                head = head.model_copy(
-                    update={
-                        "generation": head.generation.next,
-                        "generation_run": input.workflow_run,
-                        "first_execution_run": input.first_execution_run,
-                    }
-                )
-            self.heads[input.job] = head
-            return OpenJobResult(head.generation, head.epoch, head.nodes, head.checkpoint, head.step)
+        return super().open_job(input)
 
     def allocate_epoch(self, input: AllocateEpochInput) -> AllocateEpochResult:
         self.troubles.meet("allocate_epoch")
-        with self._lock:
-            head = self._held(input.job, input.workflow_run)
-            self.heads[input.job] = head.model_copy(update={"allocated": head.allocated.next})
-            return AllocateEpochResult(head.allocated.next)
+        return super().allocate_epoch(input)
 
     def advance_head(self, input: AdvanceHeadInput) -> AdvanceHeadResult:
         self.troubles.meet("advance_head")
-        with self._lock:
-            head = self._held(input.job, input.workflow_run)
-            if input.epoch < head.epoch:
-                raise _fenced(f"epoch {head.epoch} counts")
-            before = head.nodes if input.epoch > head.epoch else ()
-            self.heads[input.job] = head.model_copy(update={"epoch": input.epoch, "nodes": input.nodes})
+        result = super().advance_head(input)
+        if (input.job, input.epoch) not in self.advanced:
             self.advanced.append((input.job, input.epoch))
         self.troubles.meet("advance_head.answer")
-        return AdvanceHeadResult(before)
-
-    def commit_checkpoint(self, job: JobId, epoch: Epoch, checkpoint: CheckpointId, step: Step) -> None:
-        with self._lock:
-            head = self.heads[job]
-            if epoch != head.epoch:
-                raise _fenced(f"epoch {head.epoch} counts")
-            self.heads[job] = head.model_copy(update={"checkpoint": checkpoint, "step": step})
-
-    def commit_final(self, job: JobId, epoch: Epoch, checkpoint: CheckpointId) -> None:
-        with self._lock:
-            self.heads[job] = self.heads[job].model_copy(update={"final": checkpoint})
-
-    def holds_generation(self, job: JobId, workflow_run: str, generation: Generation) -> bool:
-        head = self.heads[job]
-        return head.generation == generation and head.generation_run == workflow_run
-
-    def head(self, job: JobId) -> JobHead | None:
-        return self.heads.get(job)
-
-    def _held(self, job: JobId, run: str) -> JobHead:
-        head = self.heads[job]
-        if head.generation_run != run:
-            raise _fenced(f"run {head.generation_run} has the job")
-        return head
+        return result
 
 
 @dataclass(eq=False)
@@ -157,6 +108,7 @@ class FakePart:
     held: bool = False
     outcome: Outcome | None = None
     stopped: bool = False
+    paused_by_restore: bool = False
     exits: tuple[RankExit, ...] = ()
 
     def end(self, outcome: Outcome, code: int = 0) -> None:
@@ -188,9 +140,8 @@ class FakeNode:
                 raise ErgoError("Nothing of this job is here.", code=RuntimeCode.UNKNOWN)
             part = self.parts[key] = FakePart(request.epoch, request.placement.ranks_at(self.id))
             self.started[key] += 1
-        elif request.start == "restored" and part.outcome is None and getattr(part, "restored", False):
-            part.restored = False  # type: ignore[attr-defined]
-            part.held = False
+        elif request.start == "restored" and part.outcome is None and part.paused_by_restore:
+            part.paused_by_restore = part.held = False
             self.started[key] += 1
         while part.outcome is None:
             if not part.held:
@@ -246,8 +197,8 @@ class FakeNode:
         assert request.checkpoint in self.here, "a restore of what has not been brought"
         steps = self.checkpoints[request.checkpoint]
         ranks = request.placement.ranks_at(self.id)
-        part = FakePart(request.epoch, ranks, step=min(steps[rank] for rank in ranks), held=True)
-        part.restored = True  # type: ignore[attr-defined]
+        part = FakePart(request.epoch, ranks, step=min(steps[rank] for rank in ranks))
+        part.held = part.paused_by_restore = True
         self.parts[request.job, request.epoch] = part
         return RestoreResult(self._states(part), {"load": 3.0})
 
@@ -292,9 +243,7 @@ class FakeNode:
         return part
 
     def _states(self, part: FakePart) -> tuple[RankState, ...]:
-        world = CommunicatorState(
-            name="world", members=tuple(part.ranks), contributed=part.step, completed=part.step
-        )
+        world = CommunicatorState(name="world", members=tuple(part.ranks), contributed=part.step, completed=part.step)
         return tuple(
             RankState(rank=rank, step=Step(part.step), communicators=(world,) if len(part.ranks) > 1 else ())
             for rank in part.ranks

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from temporalio import activity
@@ -71,10 +72,10 @@ class Sink:
 class Fleet:
     """Nodes, records, Kafka and a scheduler without a mind of its own."""
 
-    def __init__(self, client: Client, nodes: int = 3) -> None:
+    def __init__(self, client: Client, store: Path, nodes: int = 3) -> None:
         self.client = client
         self.troubles = Troubles()
-        self.records = Records(self.troubles)
+        self.records = Records(store, self.troubles)
         self.sink = Sink()
         self.fates = NoFates()
         self.notices: list[JobNotice] = []
@@ -107,10 +108,8 @@ class Fleet:
             executor.shutdown(wait=False)
 
     async def start_job_worker(self) -> None:
-        activities = JobActivities(
-            self.records, self.sink, cluster="test", search_attributes=lambda: self.attributes
-        )
-        await self._run("job", job_worker(self.client, activities, ThreadPoolExecutor(16)))
+        activities = JobActivities(self.records, self.sink, cluster="test", search_attributes=lambda: self.attributes)
+        await self._run("job", job_worker(self.client, activities, ThreadPoolExecutor(32)))
 
     async def _run(self, name: str, worker: Worker) -> None:
         await worker.__aenter__()

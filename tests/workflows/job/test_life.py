@@ -13,7 +13,6 @@ from model.names import JOB_TASK_QUEUE, JOB_WORKFLOW, Update
 from model.runtime import Outcome
 from tests.workflows.job.fleet import Fleet
 
-
 _ACCEPTED = WorkflowUpdateStage.ACCEPTED
 
 
@@ -127,7 +126,9 @@ async def test_cancel_by_update_while_queued(fleet: Fleet) -> None:
         ("not-a-mapping", [1, 2], ["mapping of fields"]),
     ],
 )
-async def test_an_invalid_start_fails_at_once_with_all_faults(fleet: Fleet, job_id: str, spec: object, words: list[str]):
+async def test_an_invalid_start_fails_at_once_with_all_faults(
+    fleet: Fleet, job_id: str, spec: object, words: list[str]
+):
     handle = await fleet.client.start_workflow(JOB_WORKFLOW, spec, id=job_id, task_queue=JOB_TASK_QUEUE)
     with pytest.raises(WorkflowFailureError) as failure:
         await handle.result()
