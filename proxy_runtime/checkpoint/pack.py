@@ -116,12 +116,13 @@ class PackWriter:
             self._fd = -1
 
 
-def read_index(path: Path, hasher: Hasher) -> Entries:
-    """Reads and proves a pack's index.
+def read_index(path: Path, hasher: Hasher, pack: str = "") -> Entries:
+    """Reads and proves a pack's index; ``pack`` is its id, where the file is not called by it.
 
     Raises:
         CheckpointError: the pack is missing, damaged (header, index, trailer or length) or of a newer format.
     """
+    pack = pack or path.stem
     name = f"the pack {path}"
     try:
         with open(path, "rb") as file:
@@ -141,11 +142,10 @@ def read_index(path: Path, hasher: Hasher) -> Entries:
     except OSError as error:
         raise CheckpointError(f"Could not read {name}: {error.strerror}.") from error
     found = hasher.node("pack", index)
-    if found != node or found.hex()[:40] != path.stem:
-        raise damaged(f"the index of {name}", f"of hash {path.stem}", found.hex()[:40])
+    if found != node or found.hex()[:40] != pack:
+        raise damaged(f"the index of {name}", f"of hash {pack}", found.hex()[:40])
     if magic == _MAGIC and version > VERSION:
         raise newer_format(f"The pack {path}", version, VERSION)
     if header != _HEADER.pack(_MAGIC, VERSION):
         raise damaged(f"the header of {name}", "that of a pack", header[:12].hex())
-    pack = path.stem
     return {c: (pack, offset, stored, length) for c, offset, stored, length in _ENTRY.iter_unpack(index)}

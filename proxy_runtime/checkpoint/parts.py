@@ -6,7 +6,12 @@ import base64
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from model.manifest import Tree, TreeEntry, decode_path, encode_path
+import orjson
+from pydantic import ValidationError
+
+from model.manifest import PartRef, Tree, TreeEntry, decode_path, encode_path
+from proxy_runtime.checkpoint.errors import NOT_A_CHECKPOINT, CheckpointError, damaged, newer_format
+from proxy_runtime.checkpoint.merkle import Hasher
 from proxy_runtime.checkpoint.volume import Node
 
 
@@ -101,3 +106,21 @@ def node_of(entry: TreeEntry) -> Node:
         target=None if entry.target is None else decode_path(entry.target),
         size=entry.size,
     )
+
+
+def parse_tree(ref: PartRef, data: bytes, hasher: Hasher, where: str = "the list of files of a part") -> Tree:
+    """The entries of a part from the bytes of its chunks, proved.
+
+    Raises:
+        CheckpointError: they are not what the reference says.
+    """
+    found = hasher.tree(data)
+    if found != ref.digest or len(data) != ref.tree_bytes:
+        raise damaged(where, f"of hash {ref.digest[:16]}", found[:16])
+    document = orjson.loads(data)
+    if document.get("version") != 1:
+        raise newer_format(where, document.get("version"), 1)
+    try:
+        return Tree.model_validate(document)
+    except ValidationError as error:
+        raise CheckpointError(f"{where} is not valid: {error}", code=NOT_A_CHECKPOINT) from None

@@ -11,29 +11,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
-from pydantic import ValidationError
-
 from model.ids import CheckpointId
 from model.manifest import Manifest, NumericsClass, PartRef, Tree, TreeEntry, encode_path
 from proxy_runtime.checkpoint import locks, volume
 from proxy_runtime.checkpoint.chunkreader import ChunkReader, Wanted, free_path, workers
 from proxy_runtime.checkpoint.errors import (
-    NOT_A_CHECKPOINT,
     OTHER_BUILD,
     OTHER_CLASS,
     CheckpointError,
     damaged,
     from_os_error,
     missing,
-    newer_format,
     no_space,
 )
 from proxy_runtime.checkpoint.files import Files, free_bytes
 from proxy_runtime.checkpoint.layout import Layout
 from proxy_runtime.checkpoint.merkle import CHUNK_REF, ZERO_ID
 from proxy_runtime.checkpoint.pack import Location
-from proxy_runtime.checkpoint.parts import Part, node_of
+from proxy_runtime.checkpoint.parts import Part, node_of, parse_tree
 
 _FILES = Files()
 
@@ -223,16 +218,7 @@ class CheckpointReader:
         for chunk in ref.chunks:
             at = chunks.index.get(bytes.fromhex(chunk))
             data += chunks.read([(bytes.fromhex(chunk), at.length if at else 0)], where)
-        found = self._layout.hasher.tree(data)
-        if found != ref.digest or len(data) != ref.tree_bytes:
-            raise damaged(where, f"of hash {ref.digest[:16]}", found[:16])
-        document = orjson.loads(data)
-        if document.get("version") != 1:
-            raise newer_format(where, document.get("version"), 1)
-        try:
-            return Tree.model_validate(document)
-        except ValidationError as error:
-            raise CheckpointError(f"{where} is not valid: {error}", code=NOT_A_CHECKPOINT) from None
+        return parse_tree(ref, data, self._layout.hasher, where)
 
     def refs_of(self, entry: TreeEntry, part: Part) -> list[tuple[bytes, int]]:
         """The proved (chunk id, length) pairs of a regular file."""

@@ -24,6 +24,7 @@ from proxy_runtime.checkpoint.errors import (
     missing,
     no_space,
 )
+from proxy_runtime.checkpoint.exchange import Exchange
 from proxy_runtime.checkpoint.export import export
 from proxy_runtime.checkpoint.files import Files, free_bytes
 from proxy_runtime.checkpoint.layout import Layout
@@ -122,6 +123,11 @@ class Store:
         except OSError as error:
             raise from_os_error(error, "open the checkpoint store", path=error.filename or path) from error
         return cls(layout, compression)
+
+    @property
+    def exchange(self) -> Exchange:
+        """Its packs, to be copied to and from other stores that have the tenant's key."""
+        return Exchange(self._layout)
 
     def begin(self, job_id: str, epoch: int, *, expected_bytes: int = 0) -> CheckpointWriter:
         """Starts a checkpoint.
