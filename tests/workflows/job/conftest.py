@@ -13,6 +13,7 @@ from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
 from infra.converter import DATA_CONVERTER
+from infra.temporal import SEARCH_ATTRIBUTES
 from tests.workflows.job.fleet import Fleet
 
 
@@ -27,7 +28,12 @@ def _binary(name: str) -> str:
 async def server() -> AsyncIterator[WorkflowEnvironment]:
     """Temporal's development server."""
     env = await WorkflowEnvironment.start_local(
-        dev_server_existing_path=_binary("temporal"), data_converter=DATA_CONVERTER, dev_server_log_level="error"
+        dev_server_existing_path=_binary("temporal"),
+        data_converter=DATA_CONVERTER,
+        dev_server_log_level="error",
+        dev_server_extra_args=[
+            word for name, kind in SEARCH_ATTRIBUTES.items() for word in ("--search-attribute", f"{name}={kind}")
+        ],
     )
     async with env:
         yield env

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -222,7 +223,7 @@ class Handle:
         for generation, sequence in numbers.items():
             assert sequence == list(range(1, len(sequence) + 1)), f"generation {generation}: {sequence}"
         phases = [event for event in events if isinstance(event, JobPhaseChanged)]
-        for before, after in zip(phases, phases[1:], strict=False):
+        for before, after in itertools.pairwise(phases):
             if before.id.generation == after.id.generation:
                 assert after.data.before == before.data.after
             if after.data.before is not None:

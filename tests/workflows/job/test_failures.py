@@ -1,0 +1,221 @@
+"""Steps of operations that fail: the job runs on where it was, or it is recovered, and never twice."""
+
+from __future__ import annotations
+
+import pytest
+from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError, WorkflowUpdateStage
+
+from model.control import JobView, MigrateRequest, PreemptRequest
+from model.ids import NodeId
+from model.job_state import JobPhase
+from model.names import Update
+from model.runtime import Outcome, RuntimeCode
+from tests.workflows.job.fleet import Fleet, Handle, until
+
+_ACCEPTED = WorkflowUpdateStage.ACCEPTED
+
+
+async def _refused(asked) -> str:
+    with pytest.raises(WorkflowUpdateFailedError) as failure:
+        await asked
+    return str(failure.value.cause)
+
+
+async def _ends(job: Handle) -> None:
+    job.fleet.troubles.none()
+    job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    job.check()
+
+
+@pytest.mark.parametrize(
+    "step", ["barrier.stop", "barrier.finish", "checkpoint.write.full", "checkpoint.commit.full", "node-1.barrier.stop"]
+)
+async def test_a_preemption_that_fails_before_its_commit_leaves_the_job_running(fleet: Fleet, step: str) -> None:
+    job = await fleet.submit(ranks=2)
+    first, second, _ = fleet.nodes
+    await job.run_on(first.device(0), second.device(0))
+    await job.steps(second)
+    fleet.troubles.want(step, RuntimeCode.DEADLINE)
+    why = await _refused(job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True)))
+    assert "wants" in why
+    view = await job.phase(JobPhase.RUNNING)
+    assert view.epoch == 1 and not view.held and "not preempted" in view.transitions[-1].reason
+    await job.steps(first)
+    await job.steps(second)
+    fleet.troubles.none()
+    await job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True))
+    assert (await job.show()).phase is JobPhase.SUSPENDED
+    await job.workflow.cancel()
+    with pytest.raises(WorkflowFailureError):
+        await job.workflow.result()
+    job.check()
+
+
+async def test_a_preemption_goes_through_when_stop_needs_some_attempts(fleet: Fleet) -> None:
+    job = await fleet.submit()
+    node = fleet.nodes[0]
+    await job.run_on(node.device(0))
+    fleet.troubles.want("stop", "node.busy", times=4)
+    await job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True))
+    assert (await job.show()).phase is JobPhase.SUSPENDED and not node.running(job.id)
+
+
+async def _move(job: Handle) -> tuple[str, JobView]:
+    """Moves from node-0 to node-2; returns why it was refused."""
+    target = job.fleet.nodes[2]
+    asked = await job.workflow.start_update(
+        Update.MIGRATE, MigrateRequest("node-2", wait=True), wait_for_stage=_ACCEPTED
+    )
+    notice = await job.notice(lambda notice: notice.wants == "move")
+    await job.direct("migrate", target.device(0), request=notice.request)
+    try:
+        await asked.result()
+    except WorkflowUpdateFailedError as error:
+        return str(error.cause), await job.show()
+    return "", await job.show()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        *("checkpoint.write.live", "checkpoint.commit.live", "transfer.ahead", "checkpoint.write.full"),
+        *("checkpoint.commit.full", "transfer.last", "restore"),
+    ],
+)
+async def test_a_move_that_fails_before_its_commit_leaves_the_job_at_the_source(fleet: Fleet, step: str) -> None:
+    job = await fleet.submit()
+    source, _, target = fleet.nodes
+    await job.run_on(source.device(0))
+    await job.steps(source)
+    fleet.troubles.want(step, RuntimeCode.UNSUITABLE)
+    why, view = await _move(job)
+    assert "wants" in why
+    view = await job.phase(JobPhase.RUNNING)
+    assert view.epoch == 1 and view.placement == (source.device(0),) and view.moves == 0
+    await job.steps(source)
+    assert not target.running(job.id)
+    fleet.troubles.none()
+    why, view = await _move(job)
+    assert why == "" and view.placement == (target.device(0),)
+    await job.steps(target)
+    assert not source.running(job.id)
+    await _ends(job)
+
+
+async def test_the_answer_of_the_commit_of_a_move_is_lost(fleet: Fleet) -> None:
+    job = await fleet.submit()
+    source, _, target = fleet.nodes
+    await job.run_on(source.device(0))
+    fleet.troubles.want("advance_head.answer", "store.unreachable", times=2)
+    why, view = await _move(job)
+    assert why == "" and view.placement == (target.device(0),)
+    await job.steps(target)
+    await _ends(job)
+
+
+async def test_a_part_that_is_gone_after_a_move_is_recovered(fleet: Fleet) -> None:
+    job = await fleet.submit()
+    source, _, target = fleet.nodes
+    await job.run_on(source.device(0))
+    await job.steps(source)
+    fleet.troubles.want("attend.restored", RuntimeCode.UNKNOWN, times=1)
+    await _move(job)
+    view = await job.run_on(source.device(1))
+    assert view.recoveries == 1 and view.epoch == 3
+    await job.steps(source)
+    assert not target.running(job.id)
+    await _ends(job)
+
+
+async def test_a_commit_whose_answer_is_lost_counts_for_what_follows(fleet: Fleet) -> None:
+    job = await fleet.submit()
+    node = fleet.nodes[0]
+    await job.run_on(node.device(0))
+    await job.steps(node)
+    fleet.troubles.want("checkpoint.commit.full.answer", "node.broken-pipe")
+    await _refused(job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True)))
+    fleet.troubles.none()
+    committed = fleet.records.head(job.id)
+    assert committed is not None and committed.checkpoint is not None
+    job.end(Outcome.LOST)
+    await job.run_on(fleet.nodes[1].device(0))
+    assert (await job.show()).step >= committed.step > 0
+    await _ends(job)
+
+
+async def test_a_lost_node_sends_the_job_back_to_its_newest_checkpoint(fleet: Fleet) -> None:
+    job = await fleet.submit(ranks=2)
+    first, second, third = fleet.nodes
+    await job.run_on(first.device(0), second.device(0))
+    await job.steps(second)
+    await job.workflow.execute_update(Update.CHECKPOINT, {"wait": True})
+    step = (await job.show()).checkpoints[-1].step
+    await fleet.stop_worker(str(second.id))
+    await job.direct("lost", nodes=[second.id])
+    view = await job.run_on(first.device(0), third.device(0))
+    assert view.recoveries == 1 and view.epoch == 2 and view.step == step
+    assert "lost" in " ".join(transition.reason for transition in view.transitions)
+    await job.steps(third)
+    await _ends(job)
+
+
+async def test_a_node_that_is_lost_in_the_middle_of_a_cut(fleet: Fleet) -> None:
+    job = await fleet.submit(ranks=2)
+    first, second, third = fleet.nodes
+    await job.run_on(first.device(0), second.device(0))
+    await job.workflow.execute_update(Update.CHECKPOINT, {"wait": True})
+    await fleet.stop_worker(str(second.id))
+    asked = await job.workflow.start_update(Update.PREEMPT, PreemptRequest(wait=True), wait_for_stage=_ACCEPTED)
+    await until(lambda: first.part(job.id).held, "the first node is held")
+    await job.direct("lost", nodes=[second.id])
+    assert "lost" in await _refused(asked.result())
+    await job.run_on(first.device(0), third.device(0))
+    await job.steps(first)
+    await _ends(job)
+
+
+async def test_a_process_that_dies_again_and_again_without_a_step_fails_the_job(fleet: Fleet) -> None:
+    job = await fleet.submit(retries={"no_progress": 1})
+    node = fleet.nodes[0]
+    fleet.troubles.want("attend.fresh", RuntimeCode.UNSUITABLE)
+    await job.notice(lambda notice: notice.wants == "devices")
+    await job.direct("place", node.device(0))
+    await job.notice(lambda notice: notice.wants == "devices" and notice.epoch == 1)
+    await job.direct("place", node.device(0))
+    with pytest.raises(WorkflowFailureError) as failure:
+        await job.workflow.result()
+    assert "without a step of progress" in str(failure.value.cause)
+    job.check()
+
+
+async def test_a_damaged_checkpoint_gives_way_to_an_earlier_one(fleet: Fleet) -> None:
+    job = await fleet.submit()
+    first, second, _ = fleet.nodes
+    await job.run_on(first.device(0))
+    await job.steps(first)
+    await job.workflow.execute_update(Update.CHECKPOINT, {"wait": True})
+    await job.steps(first)
+    await job.workflow.execute_update(Update.CHECKPOINT, {"wait": True})
+    older, newer = (await job.show()).checkpoints
+    fleet.troubles.want("restore", RuntimeCode.DAMAGED, times=1)
+    job.end(Outcome.LOST)
+    await job.notice(lambda notice: notice.wants == "devices")
+    await job.direct("place", second.device(0))
+    await job.notice(lambda notice: notice.wants == "devices" and notice.epoch == 2)
+    view = await job.run_on(second.device(0))
+    assert view.step == older.step < newer.step
+    assert newer.id in " ".join(decision.reason for decision in view.decisions)
+    await _ends(job)
+
+
+async def test_a_place_on_a_node_that_does_not_exist_is_given_up(fleet: Fleet) -> None:
+    job = await fleet.submit()
+    ghost = NodeId("ghost", 1)
+    await job.notice(lambda notice: notice.wants == "devices")
+    await job.direct("place", fleet.nodes[0].device(0).__class__(ghost, ("cpu-0",)))
+    await job.phase(JobPhase.RUNNING)
+    await job.direct("lost", nodes=[ghost])
+    await job.run_on(fleet.nodes[0].device(0))
+    await job.steps(fleet.nodes[0])
+    await _ends(job)
