@@ -1,6 +1,7 @@
 """Rings from the outside: creating one, reading its header words, finding the one of a running process.
 
-The layout is `ring.hpp`'s; a test compares the offsets. Nothing here produces or consumes messages.
+The layout is `ring.hpp`'s; a test compares the offsets. Nothing here produces or consumes messages, but for the last
+one of a rank that has ended before its job was restored.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _RESPONSE_SEQ = 320
 _ERROR_FLAG, _ERROR_MESSAGE, _ERROR_BYTES = 384, 392, 2048
 _PROXY_GONE, _RANK_ATTACHED = 2496, 2500
 _STEP, _STEP_DONE = 2560, 2568
+
+_EXIT, _EXIT_BYTES = 18, 8  # Message::Exit: a header without a body
 
 _FUTEX_WAKE: Final = 1
 _SYS_FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, 202)
@@ -118,6 +121,20 @@ class Ring:
         except BaseException:
             os.close(fd)
             raise
+
+    @classmethod
+    def of_ended(cls, rank: int, step: int, build_id: str = "") -> Ring:
+        """Creates the ring of a rank that has ended at a step and has no process any more.
+
+        It holds the message that a rank sends last: a proxy that loads the rank's state, which others may still
+        need (contributions on their way, the rendezvous store), then takes it for ended.
+        """
+        ring = cls.create(rank, build_id)
+        message = struct.pack("=IHH", _EXIT_BYTES, _EXIT, _header_check(_EXIT_BYTES, _EXIT))
+        os.pwrite(ring.fd, message, HEADER_BYTES)
+        ring._words64[_STEP // 8] = ring._words64[_STEP_DONE // 8] = step
+        ring._words64[_HEAD // 8] = _EXIT_BYTES
+        return ring
 
     @classmethod
     def of_process(cls, pid: int) -> Ring:
@@ -214,6 +231,11 @@ class Ring:
 
     def _u64(self, offset: int) -> int:
         return int(self._words64[offset // 8])
+
+
+def _header_check(length: int, kind: int) -> int:
+    mixed = ((length ^ (kind << 16)) * 0x9E3779B1) & 0xFFFFFFFF
+    return ((mixed >> 16) ^ mixed ^ 0x5A5A) & 0xFFFF
 
 
 def _map_file(address_range: str) -> str:
