@@ -73,7 +73,7 @@ class Rank:
         """The last step whose device work is done."""
         if self.ring is not None:
             with suppress(ValueError):  # being closed in another thread
-                self.last_step = self.ring.step_done
+                self.last_step = max(self.last_step, self.ring.step_done)
         return self.last_step
 
 

@@ -142,7 +142,7 @@ class PartJob:
                 self._restoration = restoration = Restoration(self._live_generation(), reader, self.tool())
                 counts = restoration.bring(deadline_s=deadline_s)
                 header = reader.manifest.header
-                states = [restored_state(header.ranks[rank], counts.get(rank)) for rank in self.ranks]
+                states = [restored_state(header.ranks[rank], counts[rank]) for rank in self.ranks]
                 self.set_phase(Phase.PAUSED)
                 return RestoreResult(tuple(states), dict(restoration.timings))
 
@@ -362,10 +362,8 @@ class PartJob:
         return self.generation
 
 
-def restored_state(saved: RankState, counts: dict[str, Any] | None) -> RankState:
-    """State of a rank as it was saved, with its counts as they were loaded; None for a rank that had ended."""
-    if counts is None:
-        return saved
+def restored_state(saved: RankState, counts: dict[str, Any]) -> RankState:
+    """State of a rank as it was saved, with its counts as they were loaded."""
     loaded = {
         comm.name: comm.model_copy(
             update={"contributed": counts[comm.name]["contributed"], "completed": counts[comm.name]["completed"]}

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from proxy_runtime.channel.ring import Ring
 from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.reader import CheckpointReader
 from proxy_runtime.errors import ErgoError
@@ -33,7 +34,7 @@ class Restoration:
         self.timings: dict[str, float] = {}  # milliseconds, by phase
 
     def bring(self, *, deadline_s: float) -> dict[int, dict[str, Any]]:
-        """Restores and loads. Returns counts per living rank: sequence -> `contributed`, `completed`, `members`.
+        """Restores and loads. Returns counts per local rank: sequence -> `contributed`, `completed`, `members`.
 
         Raises:
             ErgoError: damaged checkpoint, missing file, an inconsistent cut, a deadline. Nothing runs; the caller
@@ -55,6 +56,9 @@ class Restoration:
             )
             clock = self._note("read", clock)
             waiting = [rank for rank in generation.ranks if rank.exit is None]
+            for rank in generation.ranks:
+                if rank.exit is not None:  # others may need what it has contributed, or the store it has kept
+                    rank.ring = Ring.of_ended(rank.rank, rank.last_step, generation.build.id)
             self._gate = gate = _Gate(len(waiting))
             try:
                 self._futures = [
@@ -64,8 +68,9 @@ class Restoration:
                 gate.wait_all(deadline_s)
                 clock = self._note("processes", clock)
                 generation.attach()
-                loads = [lambda rank=rank: _load(generation, rank, scratch, deadline_s) for rank in waiting]
-                counts = dict(zip((rank.rank for rank in waiting), in_parallel(loads), strict=True))
+                ranks = generation.ranks
+                loads = [lambda rank=rank: _load(generation, rank, scratch, deadline_s) for rank in ranks]
+                counts = dict(zip((rank.rank for rank in ranks), in_parallel(loads), strict=True))
                 require_same_counts(counts)
                 self._note("reconnect", clock)
                 return counts

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from model.runtime import Outcome
 from proxy_runtime.shim.part import Phase
-from tests.proxy_runtime.shim.fleet import Fleet
+from tests.proxy_runtime.shim.fleet import JOBS, Fleet, until
 
 Make = Callable[..., Fleet]
 
@@ -30,5 +33,53 @@ def test_cut_moved_and_bit_identical(fleet: Make) -> None:
     assert [status.phase for status in moved.statuses()] == [Phase.PAUSED] * 2
     assert [[state.rank for state in each.ranks] for each in restored] == [[1], [0]]
     moved.go()
+    assert [result.outcome for result in moved.wait()] == [Outcome.COMPLETED] * 2
+    assert moved.results() == expected
+
+
+LEAVES_EARLY = """
+import sys, time
+sys.path.insert(0, JOBS)
+import _job, torch, torch.distributed as dist
+job = _job.start()
+value = torch.ones(8, device=job.device) * (job.rank + 1)
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2, device=job.device))], lr=0.1)
+for n in range(5):
+    dist.all_reduce(value)
+    optimizer.step()
+last = value * 3
+if job.rank == 0:
+    dist.broadcast(last, 0, async_op=True)  # is on its way when the rank is gone
+else:
+    for n in range(4000):
+        value = value * 1.0001
+        job.see(value.sum().item())
+        optimizer.step()
+        time.sleep(0.001)
+    last.zero_()
+    dist.broadcast(last, 0)
+job.see(last)
+print("RESULT", job._digest.hexdigest(), "rank", job.rank, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_rank_that_has_ended_left_behind_is_restored_twice(fleet: Make, tmp_path: Path) -> None:
+    program = tmp_path / "leaves_early.py"
+    program.write_text(LEAVES_EARLY.replace("JOBS", repr(str(JOBS))))
+    untouched = fleet(str(program))
+    untouched.start()
+    untouched.wait()
+    expected = untouched.results()
+    assert set(expected) == {0, 1}
+
+    moved = fleet(str(program))
+    moved.start()
+    until(lambda: moved.parts[0].status().phase is Phase.ENDED, "rank 0 has left")
+    for _ in range(2):
+        checkpoint = moved.commit(moved.cut("full"))
+        restored = moved.restore(checkpoint)
+        assert [state.rank for each in restored for state in each.ranks] == [0, 1]
+        moved.go()
     assert [result.outcome for result in moved.wait()] == [Outcome.COMPLETED] * 2
     assert moved.results() == expected
