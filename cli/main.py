@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import signal
 import sys
@@ -45,8 +45,7 @@ for _name in (
     "fleet.download",
     "events",
 ):
-    if importlib.util.find_spec(f"cli.{_name}") is not None:
-        importlib.import_module(f"cli.{_name}").register(app)
+    importlib.import_module(f"cli.{_name}").register(app)
 
 
 def main() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import difflib
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from infra.settings import Settings
     from model.control import ClusterView, DecisionView, JobView, OperationResult
+    from model.job_spec import JobSpec
     from model.records import NodeRecord
     from proxy_runtime.storage.fleet import FleetStore
 
@@ -210,6 +212,16 @@ class Fleet:
         except RPCError as error:
             await self._fail(job, error)
 
+    async def spec(self, job: str) -> JobSpec:
+        """What the job was submitted as: the first argument of its workflow, in every run of it."""
+        from model.job_spec import JobSpec
+
+        client = await self.temporal()
+        async for event in (await self.handle(job)).fetch_history_events(page_size=1):
+            payloads = event.workflow_execution_started_event_attributes.input.payloads
+            return (await client.data_converter.decode(payloads[:1], [JobSpec]))[0]
+        raise FleetError(f"Job {job} has no history.", code="fleet.history")
+
     async def job_ids(self, *, running: bool = False, limit: int = _SUGGESTIONS) -> list[str]:
         """Ids of jobs, newest first."""
         query = f"WorkflowType = '{JOB_WORKFLOW}'" + (" AND ExecutionStatus = 'Running'" if running else "")
@@ -278,13 +290,33 @@ def call(main: Callable[[Fleet], Awaitable[T]]) -> T:
     async def run() -> T:
         return await main(Fleet.load())
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio cancels what runs, so that it can clean up
+    with interruptible():
+        try:
+            return asyncio.run(run())
+        except RPCError as error:
+            raise rpc_error(error) from None
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the block as an exception, so that it can clean up; then the command, with their code."""
+
+    def interrupt(number: int, _: object) -> None:
+        nonlocal received
+        received = number
+        signal.default_int_handler(number, None)
+
+    received: int = signal.SIGINT
+    # asyncio cancels what runs on SIGINT only where Python's own handler is there.
+    before = [(signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))]
+    before.append((signal.SIGTERM, signal.signal(signal.SIGTERM, interrupt)))
     try:
-        return asyncio.run(run())
+        yield
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except RPCError as error:
-        raise rpc_error(error) from None
+        raise typer.Exit(128 + received) from None
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def rpc_error(error: Any) -> FleetError:

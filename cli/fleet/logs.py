@@ -14,6 +14,8 @@ from cli.fleet.options import AnyJob
 from proxy_runtime.errors import ErgoError
 
 if TYPE_CHECKING:
+    import httpx
+
     from cli.fleet.client import Fleet
     from model.control import JobView
 
@@ -37,6 +39,7 @@ def logs(
     While the job runs they come from its nodes; else from its newest checkpoint, or as they were at its end.
     """
     from cli.fleet.client import call
+    from cli.fleet.remote import http_client
 
     async def main(fleet: Fleet) -> None:
         view = await fleet.view(job)
@@ -45,7 +48,8 @@ def logs(
                 f"Job {job} has no rank {rank}.", code="logs.rank", remedy=f"Its ranks are 0 to {view.ranks - 1}."
             )
         ranks = range(view.ranks) if rank is None else (rank,)
-        await Printer(fleet, view, ranks).run(follow=follow)
+        async with http_client(fleet) as http:
+            await Printer(fleet, http, view, ranks).run(follow=follow)
 
     call(main)
 
@@ -83,8 +87,9 @@ class Printer:
     to a checkpoint it is written again up to where it was. So one offset for each rank is all that is remembered.
     """
 
-    def __init__(self, fleet: Fleet, view: JobView, ranks: Iterable[int]) -> None:
+    def __init__(self, fleet: Fleet, http: httpx.AsyncClient, view: JobView, ranks: Iterable[int]) -> None:
         self._fleet = fleet
+        self._http = http
         self._view = view
         self._ranks = tuple(ranks)
         self._offsets = dict.fromkeys(self._ranks, 0)
@@ -123,7 +128,7 @@ class Printer:
 
         nodes = {record.node: record.address for record in await self._fleet.nodes()}
         answers = await asyncio.gather(
-            *(read_log(self._fleet, nodes, self._view, rank, self._offsets[rank]) for rank in self._ranks)
+            *(read_log(self._http, nodes, self._view, rank, self._offsets[rank]) for rank in self._ranks)
         )
         for rank, fresh in zip(self._ranks, answers, strict=True):
             self._take(rank, fresh or b"")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,9 +70,7 @@ def submit(
         _print_spec(spec, source)
         return
 
-    from cli.fleet.client import call
-
-    job = call(lambda fleet: _submit(fleet, spec, source))
+    job = _submit(spec, source)
     sys.stdout.write(f"{job}\n")
     sys.stdout.flush()
     if wait:
@@ -114,18 +111,24 @@ def _print_spec(spec: JobSpec, source: Path | None) -> None:
         say(f"{source.absolute()} would be uploaded and be the job's `volume`; nothing was started")
 
 
-async def _submit(fleet: Fleet, spec: JobSpec, source: Path | None) -> str:
+def _submit(spec: JobSpec, source: Path | None) -> str:
+    from cli.fleet.client import Fleet, call, interruptible
     from model.job_spec import UploadedVolume
 
-    await fleet.temporal()  # a fleet that is away is found out before anything is uploaded
+    job = specs.fresh_job_id(spec.name)
     if source is not None:
         from cli.fleet.upload import upload
 
-        manifest = await asyncio.to_thread(upload, fleet.store, spec.tenant, source)
+        call(lambda fleet: fleet.temporal())  # a fleet that is away is found out before anything is uploaded
+        with interruptible():
+            manifest = upload(Fleet.load().store, spec.tenant, source)
         spec = spec.model_copy(update={"volume": UploadedVolume(manifest=manifest)})
-    job = specs.fresh_job_id(spec.name)
-    await start(fleet, job, spec)
-    await _tell(fleet, job, spec)
+
+    async def begin(fleet: Fleet) -> None:
+        await start(fleet, job, spec)
+        await _tell(fleet, job, spec)
+
+    call(begin)
     return job
 
 
