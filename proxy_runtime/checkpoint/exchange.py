@@ -83,7 +83,11 @@ class Exchange:
         return chunks
 
     def tree(self, ref: PartRef) -> Tree:
-        """The proved entries of a part whose tree is here.
+        """The proved entries of a part whose tree is here; errors as of :meth:`tree_bytes`."""
+        return parse_tree(ref, self.tree_bytes(ref), self._layout.hasher)
+
+    def tree_bytes(self, ref: PartRef) -> bytes:
+        """The bytes of a part's tree.
 
         Raises:
             CheckpointError: it is not here, or damaged.
@@ -95,7 +99,7 @@ class Exchange:
                 for chunk in ref.chunks:
                     at = self._layout.index.get(bytes.fromhex(chunk))
                     data += chunks.read([(bytes.fromhex(chunk), at.length if at else 0)], "a list of files")
-        return parse_tree(ref, data, self._layout.hasher)
+        return data
 
     def packs_of(self, ref: PartRef) -> list[str]:
         """The packs here that hold a part, its list of files included; sorted."""

@@ -17,6 +17,7 @@ from model.control import (
 from model.ids import CheckpointId, Epoch, Generation, NodeId, Step
 from model.records import JobHead, NodeRecord
 from proxy_runtime.checkpoint import Store
+from proxy_runtime.checkpoint.merkle import Hasher
 from proxy_runtime.storage.blobs import Bucket
 from proxy_runtime.storage.errors import KEY, StorageError, missing
 from proxy_runtime.storage.heads import Heads
@@ -47,13 +48,16 @@ class FleetStore:
         self._secret = secret
         self.heads = Heads(bucket)
         self._nodes = Nodes(bucket)
-        self._keys: dict[str, bytes] = {}
 
     # -- keys --------------------------------------------------------------------------------------------------
 
     def tenant_key(self, tenant: str) -> bytes:
         """The key of a tenant's chunk ids: 32 bytes, the same on every node of the fleet."""
         return blake3(self._secret + tenant.encode(), derive_key_context="ergosphere fleet tenant key v1").digest()
+
+    def hasher(self, tenant: str) -> Hasher:
+        """All hashes of a tenant."""
+        return Hasher(self.tenant_key(tenant))
 
     @property
     def peer_token(self) -> str:
