@@ -32,6 +32,7 @@ class _Cut:
     Attributes:
         phase: where it stands; RUNNING once it is over.
         until: when the watchdog calls it off, as `time.monotonic` counts; None while an operation is under way.
+        packing: what was dumped is being written; its files are needed.
         results: of the phases that are done, by name: a repeated call returns them.
     """
 
@@ -40,6 +41,7 @@ class _Cut:
     report: CutReport
     phase: Phase = Phase.RUNNING
     until: float | None = None
+    packing: bool = False
     results: dict[str, BarrierResult] = field(default_factory=dict[str, BarrierResult])
 
     @property
@@ -153,6 +155,8 @@ class PartCuts:
             return
         cut.phase, cut.until = Phase.RUNNING, None
         generation.release()
+        if not cut.packing:
+            cut.cutter.discard()
         self._runs_on()
         if reason:
             self._job.event("called-off", cut=cut.number, reason=reason)
@@ -197,6 +201,7 @@ class PartCuts:
                     cut.cutter.dump(writer, hold=kind == "full", deadline_s=deadline_s)
                     states = job.states(cut.cutter.counts)
                     cut.report.ms["frozen"] = (time.perf_counter() - start) * 1e3
+                    cut.packing = True
                 except BaseException:
                     writer.abort()
                     raise
@@ -232,6 +237,7 @@ class PartCuts:
                 cut.cutter.pack(writer)
                 return writer.finish_parts()
         finally:
+            cut.packing = False
             cut.cutter.discard()
             cut.report.ms["write"] = (time.perf_counter() - start) * 1e3
 

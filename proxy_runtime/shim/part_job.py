@@ -63,7 +63,9 @@ class PartJob:
         self.cuts = PartCuts(self, limits or Limits())
         self._phase = Phase.NEW
         self._zygote: Zygote | None = None
-        self._reserved: dict[tuple[int, int], socket.socket] = {}
+        self._endpoints: tuple[Endpoint, ...] = ()
+        self._reserved: list[socket.socket] = []  # keep the ports of the endpoints until the proxies listen there
+        self._restored: tuple[str, RestoreResult] | None = None
         self._restoration: Restoration | None = None
         self._fresh = False
         self._failed: ErgoError | None = None  # of an operation after which only `end` is left
@@ -90,7 +92,7 @@ class PartJob:
                     self._prepare(host, fresh, deadline_s)
             elif fresh != self._fresh:
                 raise RunError(f"the part was prepared {'anew' if self._fresh else 'for a restore'} before.")
-            return tuple(Endpoint(*pair, *address_of(held)) for pair, held in self._reserved.items())
+            return self._endpoints
 
     def _prepare(self, host: str, fresh: bool, deadline_s: float) -> None:
         epoch = self.layout.epoch(self.part.epoch).create(volume=fresh)
@@ -104,7 +106,10 @@ class PartJob:
             generation.launch_ranks()  # they import torch while the zygote does
         fork_proxies(generation, zygote, self.layout, deadline_s)
         pairs = listening_pairs(self.part.local_devices, self.part.device_of_rank)
-        self._reserved = {pair: reserve(host) for pair in pairs}
+        self._reserved = [reserve(host) for _ in pairs]
+        self._endpoints = tuple(
+            Endpoint(*pair, host, address_of(held)[1]) for pair, held in zip(pairs, self._reserved, strict=True)
+        )
         self._fresh = fresh
         self.set_phase(Phase.PREPARED)
 
@@ -119,8 +124,7 @@ class PartJob:
                 generation = self._live_generation()
                 remote = {(e.low, e.high): (e.host, e.port) for e in endpoints}
                 generation.connect(remote, token or secrets.token_hex(16), deadline_s)
-                for held in self._reserved.values():
-                    held.close()
+                self._let_go_of_ports()
                 if not self._fresh:
                     self.set_phase(Phase.CONNECTED)
                     return
@@ -130,6 +134,8 @@ class PartJob:
     def restore(self, checkpoint: str, *, deadline_s: float) -> RestoreResult:
         """See `PartClient.restore`."""
         with self.operation("restore"):
+            if self._restored is not None and self._restored[0] == checkpoint:
+                return self._restored[1]
             if self._phase is not Phase.CONNECTED or self._fresh:
                 raise RunError(f"a part that is {self._phase} cannot be restored.", code="run.order")
             with self._final_on_error():
@@ -143,8 +149,9 @@ class PartJob:
                 counts = restoration.bring(deadline_s=deadline_s)
                 header = reader.manifest.header
                 states = [restored_state(header.ranks[rank], counts[rank]) for rank in self.ranks]
+                self._restored = checkpoint, RestoreResult(tuple(states), dict(restoration.timings))
                 self.set_phase(Phase.PAUSED)
-                return RestoreResult(tuple(states), dict(restoration.timings))
+                return self._restored[1]
 
     def go(self) -> None:
         """See `PartClient.go`."""
@@ -302,8 +309,7 @@ class PartJob:
             if self._zygote is not None:
                 self._zygote.close()
                 self._zygote = None
-            for held in self._reserved.values():
-                held.close()
+            self._let_go_of_ports()
             self._conclude(AttendResult(Outcome.STOPPED, self.progress()))
         finally:
             self._operation.release()
@@ -355,6 +361,11 @@ class PartJob:
                 self.generation.kill()
             self.event("failed", reason=known.message)
             raise
+
+    def _let_go_of_ports(self) -> None:
+        for held in self._reserved:
+            held.close()
+        self._reserved = []
 
     def _live_generation(self) -> Generation:
         if self.generation is None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -83,8 +85,8 @@ class Fleet:
 
     # ------------------------------------------------------------------ bringing it up
 
-    def spawn(self, placement: Sequence[int], devices: Sequence[Sequence[int]]) -> None:
-        """Shims of the next epoch: `devices` lists those of each node."""
+    def spawn(self, placement: Sequence[int], devices: Sequence[Sequence[int]], *, start: bool = True) -> None:
+        """Shims of the next epoch: `devices` lists those of each node. Without `start` somebody else starts them."""
         self.epoch += 1
         self.cut_number = 0
         self.placement = tuple(placement)
@@ -107,7 +109,9 @@ class Fleet:
                 base_dir=str(base),
                 part=part,
             )
-            client = PartClient.spawn(spec, self.build.root, node.runs, limits=self.limits)
+            if start:
+                PartClient.spawn(spec, self.build.root, node.runs, limits=self.limits)
+            client = PartClient(RunLayout.of_part(node.runs, self.job_id, self.epoch))
             self.specs.append(spec)
             self.parts.append(client)
             self.all_parts.append(client)
@@ -194,6 +198,26 @@ class Fleet:
         until(lambda: self.step() >= step or self.over(), f"the job is at step {step}")
         assert not self.over(), [(part.result(), self.tails()) for part in self.parts]
 
+    def until_step_is_moving(self) -> None:
+        """Until every rank has done more than it has now."""
+        self.until_progress(2)
+
+    def until_progress(self, more: int) -> None:
+        """Until every rank has got on by so many lines ``PROGRESS``; jobs without an optimizer have no steps."""
+        before = [self.log(rank).count("PROGRESS") for rank in range(len(self.placement))]
+
+        def done() -> bool:
+            return all(self.log(rank).count("PROGRESS") >= count + more for rank, count in enumerate(before))
+
+        until(lambda: done() or self.over(), "the job gets on")
+        assert done(), self.tails()
+
+    def start_elsewhere(self) -> None:
+        """Starts a job of one rank from a process that ends at once."""
+        self.spawn((0,), ((0,), ()), start=False)
+        arguments = [json.dumps(self.specs[0].to_json()), str(self.build.root), str(self.nodes[0].runs)]
+        subprocess.run([sys.executable, "-c", _STARTER, *arguments], check=True, cwd=ROOT, timeout=120)
+
     def over(self) -> bool:
         return any(status.result is not None for status in self.statuses())
 
@@ -234,6 +258,18 @@ class Fleet:
             mount_point = Path("/run/ergo") / name
             if mount_point.exists():
                 mount_point.rmdir()
+
+
+_STARTER = """
+import json, sys
+from pathlib import Path
+from proxy_runtime.shim.part_client import PartClient
+from proxy_runtime.shim.spec import RunSpec
+spec, build_root, runs = RunSpec.from_json(json.loads(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3])
+part = PartClient.spawn(spec, build_root, runs)
+assert part.prepare("127.0.0.1", fresh=True) == ()
+part.connect((), "token")
+"""
 
 
 def _refs(written: PartWritten, *, volume: bool) -> dict[Part, PartRef]:

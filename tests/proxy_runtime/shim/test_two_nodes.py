@@ -83,3 +83,26 @@ def test_what_a_rank_that_has_ended_left_behind_is_restored_twice(fleet: Make, t
         moved.go()
     assert [result.outcome for result in moved.wait()] == [Outcome.COMPLETED] * 2
     assert moved.results() == expected
+
+
+@pytest.mark.slow
+def test_four_ranks_on_two_nodes_squeezed_and_spread_again(fleet: Make) -> None:
+    untouched = fleet("subgroups.py", "--epochs", "120")
+    untouched.start((0, 1, 2, 3), ((0, 1), (2, 3)))
+    assert [result.outcome for result in untouched.wait()] == [Outcome.COMPLETED] * 2
+    expected = untouched.results()
+    assert set(expected) == {0, 1, 2, 3}
+
+    moved = fleet("subgroups.py", "--epochs", "120")
+    moved.start((0, 1, 2, 3), ((0, 1), (2, 3)))
+    moved.until_progress(1)
+    for _ in range(3):
+        moved.cut("live")
+    moved.restore(moved.commit(moved.cut("full")), (0, 0, 1, 1), ((0,), (1,)))
+    moved.go()
+    moved.until_progress(1)
+    moved.cut("live", prefer_step_s=0.2)
+    moved.restore(moved.commit(moved.cut("full")), (0, 1, 2, 3), ((2, 3), (0, 1)))
+    moved.go()
+    assert [result.outcome for result in moved.wait()] == [Outcome.COMPLETED] * 2
+    assert moved.results() == expected
