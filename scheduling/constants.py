@@ -21,8 +21,8 @@ PATIENCE_S = 120.0
 devices are kept for it. Lower tiers may use them all along: it can take those back."""
 
 DRAIN_S = 10.0
-"""Devices of a job whose workflow was terminated are free no earlier than this after it: the node notices by its
-activity's heartbeat (1 s), stops the ranks and renews its record (2 s)."""
+"""So long after the end of a terminated job a node that has parts of it has said so: it renews its record every 2 s.
+One that never did is believed to have none when it is told of after this long."""
 
 REMEMBER_S = 600.0
 """How long an ended job is remembered. Notices are delivered in seconds; ten minutes outlast an outage's retries."""

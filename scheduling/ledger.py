@@ -135,7 +135,9 @@ class _Books:
         known = self.nodes.get(notice.node)
         if known is not None and not known.alive:
             return  # an incarnation that was given up never comes back: its jobs were told to go on elsewhere
-        self.nodes[notice.node] = NodeState(notice.node, notice.alive, notice.devices, notice.numerics, notice.jobs)
+        self.nodes[notice.node] = NodeState(
+            notice.node, notice.alive, notice.devices, notice.numerics, notice.jobs, self.now
+        )
         if notice.alive:
             for node in others:
                 self.nodes[node] = replace(self.nodes[node], alive=False, jobs=())
@@ -222,19 +224,26 @@ class _Books:
             self.draining.append(Draining(notice.job, Epoch(notice.epoch + 1), job.held_devices, self.now))
 
     def _left(self, item: Draining) -> Draining | None:
-        young = self.now < item.since + timedelta(seconds=DRAIN_S)
-        successor = self.jobs.get(item.job)
+        """What is still kept of a job's devices: until its node has said, after the end, that it has nothing of it."""
+        # Under its successor's id the node may have a later epoch: that one's devices are the successor's.
+        last = item.epoch if item.job in self.jobs else None
+        settled = item.since + timedelta(seconds=DRAIN_S)
+        listed = {
+            node.node
+            for node in self.nodes.values()
+            if any(job == item.job and (last is None or epoch <= last) for job, epoch in node.jobs)
+        }
+        before = set(item.listed)
 
         def busy(device: DeviceId) -> bool:
             node = self.nodes.get(device.node)
-            if node is None or not node.alive:
-                return node is None and young
-            # Under its successor's id the node may have a later epoch: that one's devices are the successor's.
-            last = item.epoch if successor else None
-            return young or any(job == item.job and (last is None or epoch <= last) for job, epoch in node.jobs)
+            if node is None:
+                return self.now < settled
+            said_so = node.node in before or (node.heard_at is not None and node.heard_at >= settled)
+            return node.alive and (node.node in listed or not said_so)
 
         devices = tuple(device for device in item.devices if busy(device))
-        return replace(item, devices=devices) if devices else None
+        return replace(item, devices=devices, listed=tuple(sorted(before | listed))) if devices else None
 
 
 def _unanswered(told: Told | None, notice: JobNotice, now: datetime) -> Told | None:

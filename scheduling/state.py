@@ -29,6 +29,7 @@ class NodeState(Shape):
     Attributes:
         devices: with their accelerator models, in the node's order.
         jobs: (job, epoch) of what the node said it has.
+        heard_at: when it was told of last.
     """
 
     node: NodeId
@@ -36,6 +37,7 @@ class NodeState(Shape):
     devices: tuple[tuple[DeviceId, str], ...]
     numerics: NumericsClass
     jobs: tuple[tuple[JobId, Epoch], ...] = ()
+    heard_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +96,17 @@ class JobState(Shape):
 
 @dataclass(frozen=True, slots=True)
 class Draining(Shape):
-    """Devices of a job that ended without saying so: nobody gets them while a node may still have processes on them."""
+    """Devices of a job that ended without saying so: nobody gets them while a node may still have processes on them.
+
+    Attributes:
+        listed: nodes that said after the end that they have parts of it: when they say so no more, these are gone.
+    """
 
     job: JobId
     epoch: Epoch
     devices: tuple[DeviceId, ...]
     since: datetime
+    listed: tuple[NodeId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -346,6 +346,19 @@ def test_a_terminated_jobs_devices_are_free_when_its_node_says_so():
     assert "gpt" in cluster.tell(notice("gpt", 2, number=1, generation=Generation(3))), "its workflow was reset"
 
 
+def test_a_job_that_is_terminated_before_its_node_has_told_of_it():
+    cluster = running(two_nodes(), "gpt", 4)
+    cluster.tell(notice("cnn", 2))
+    cluster.tell(JobClosed(JobId("gpt"), "run-gpt", "TERMINATED"), after=6)
+    assert cluster.tell(node("node-1"), after=1) == {}, "it may have been told too early"
+    assert cluster.tell(after=DRAIN_S) == {}
+    assert cluster.tell(node("node-1", jobs=[("gpt", 1)])) == {}
+    assert cluster.tell(node("node-1"))["cnn"].directive.devices == device_ids("node-1", 2)
+    told = cluster.tell(notice("dnn", 2))["dnn"].directive
+    assert told.action == "wait"
+    assert cluster.tell(node("node-2"))["dnn"].directive.devices == device_ids("node-2", 2)
+
+
 def test_a_node_with_parts_of_unknown_jobs_is_not_used():
     cluster = Cluster(node("node-1", jobs=[("stranger", 3)]), node("node-2"))
     assert cluster.tell(notice("gpt", 2))["gpt"].directive.devices == device_ids("node-2", 2)
