@@ -16,7 +16,8 @@ from proxy_runtime.errors import ErgoError
 from proxy_runtime.node.errors import NodeError, deadline, fenced
 from proxy_runtime.shim.part import Endpoint
 
-_ANSWER_S = 5.0
+_ANSWER_S = 10.0
+_WAIT_S = 2.0
 _FENCED = 409
 
 
@@ -60,9 +61,13 @@ class Peers:
         if not nodes:
             return []
         limit = time.monotonic() + deadline_s
-        with ThreadPoolExecutor(max_workers=min(32, len(nodes))) as pool, httpx.Client(headers=self._headers) as client:
+        with ThreadPoolExecutor(max_workers=min(32, len(nodes))) as pool, self._client() as client:
             asked = [pool.submit(self._of, client, job, epoch, node, limit, over) for node in nodes]
             return [endpoint for answer in asked for endpoint in answer.result()]
+
+    def _client(self) -> httpx.Client:
+        # Nodes are reached directly, whatever proxy the environment names.
+        return httpx.Client(headers=self._headers, trust_env=False)
 
     def _of(
         self, client: httpx.Client, job: JobId, epoch: Epoch, node: NodeId, limit: float, over: Callable[[], bool]
@@ -91,7 +96,7 @@ class Peers:
         address = self._address(node)
         if address is None:
             raise NotYetError(f"The node {node} has no record.")
-        answer = client.get(f"http://{address}/v1/jobs/{job}/{int(epoch)}/endpoints", timeout=_ANSWER_S)
+        answer = client.get(f"http://{address}/v1/jobs/{job}/{int(epoch)}/endpoints?wait={_WAIT_S}", timeout=_ANSWER_S)
         if answer.status_code == _FENCED:
             raise fenced(job, epoch, Epoch(int(answer.json()["epoch"])))
         if answer.status_code != httpx.codes.OK:

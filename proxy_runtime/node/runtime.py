@@ -35,6 +35,8 @@ from model.runtime import (
 from proxy_runtime import build
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.node import launch
+from proxy_runtime.node.clock import Clock
+from proxy_runtime.node.commit import Committer
 from proxy_runtime.node.environment import command
 from proxy_runtime.node.errors import fenced, translated, unknown
 from proxy_runtime.node.joining import Joined
@@ -53,6 +55,9 @@ START_S = 120.0
 """How long the nodes of a job may take, from one another's view, to prepare and connect a fresh start."""
 
 _log = structlog.stdlib.get_logger(__name__)
+
+
+_NOTHING = Progress(Step(0), 0)
 
 
 class LocalNodeRuntime:
@@ -87,13 +92,13 @@ class LocalNodeRuntime:
         self.directory = directory
         self._fleet = fleet
         self._python = python
-        self._storage = Storage(fleet, directory / "store", node)
+        self.storage = Storage(fleet, directory / "store")
         names = tuple("/".join(device.id.path) for device in devices)
         self._profile = NodeProfile(node, names, device_kind, threads, directory / "store", host)
-        self._volumes = BaseVolumes(directory, self._storage.materialize)
+        self._volumes = BaseVolumes(directory, self.storage.materialize)
         self._ledger = Ledger(directory)
         self.parts = Parts(directory / "runs", self._ledger)
-        self._peers = Peers(self._storage.address, self._storage.token)
+        self._peers = Peers(self.storage.address, self.storage.token)
         self._calls = Joined()
         self._locks: defaultdict[JobId, threading.RLock] = defaultdict(threading.RLock)
 
@@ -150,7 +155,7 @@ class LocalNodeRuntime:
         key = ("transfer", request.job, request.epoch, request.checkpoint, request.ranks)
         with translated():
             self._require_current(request.job, request.epoch)
-            return self._calls.run(key, lambda: self._storage.pull(request), remember=False)
+            return self._calls.run(key, lambda: self.storage.pull(request), remember=False)
 
     def restore(self, request: RestoreInput) -> RestoreResult:
         """Restores the node's part of a job, paused."""
@@ -216,7 +221,7 @@ class LocalNodeRuntime:
 
     def transferred(self, job: JobId, epoch: Epoch) -> int:
         """Bytes that a transfer under way has brought so far."""
-        return self._storage.pulled(job, epoch)
+        return self.storage.pulled(job, epoch)
 
     # ------------------------------------------------------------------ epochs
 
@@ -270,10 +275,10 @@ class LocalNodeRuntime:
             return part
 
     def _restore(self, request: RestoreInput) -> RestoreResult:
-        clock = _Clock()
+        clock = Clock()
         job, epoch, spec = request.job, request.epoch, request.spec
         launch.require_devices(self._profile, request.placement)
-        manifest = self._storage.manifest(spec.tenant, job, request.checkpoint)
+        manifest = self.storage.manifest(spec.tenant, job, request.checkpoint)
         made = launch.require_fitting(manifest, self.numerics)
         record = launch.restored_record(epoch, spec, request.placement, manifest, self._first_run(job))
         with self._ended_on_error(self._placed(record, record.env, made)) as part:
@@ -289,7 +294,7 @@ class LocalNodeRuntime:
         """The part with its shim, which has started nothing yet."""
         job, epoch = record.job, record.epoch
         spec = launch.run_spec(self._profile, record, env, self._volumes.of(record.spec))
-        self._storage.store(record.spec.tenant)  # makes the tenant's key known to the store
+        self.storage.store(record.spec.tenant)  # makes the tenant's key known to the store
         with self._locks[job]:  # whoever stops the epoch comes before this, or finds the part
             known = self._ledger.epochs(job)
             if known.seen > epoch:
@@ -315,7 +320,7 @@ class LocalNodeRuntime:
         found = self._peers.endpoints(
             job, epoch, others, max(1.0, limit - time.monotonic()), over=lambda: self._stopped(part)
         )
-        token = self._storage.fabric_token(part.record.spec.tenant, job, epoch)
+        token = self.storage.fabric_token(part.record.spec.tenant, job, epoch)
         part.client.connect([*part.endpoints, *found], token, deadline_s=max(1.0, limit - time.monotonic()))
 
     def _go(self, part: Part) -> None:
@@ -345,11 +350,11 @@ class LocalNodeRuntime:
     # ------------------------------------------------------------------ checkpoints
 
     def _write(self, part: Part, request: CheckpointInput) -> CheckpointResult:
-        clock = _Clock()
+        clock = Clock()
         kind = "full" if request.kind == "suspend" else request.kind
         written = part.client.write(request.cut, kind, deadline_s=request.deadline_s)
         clock.lap("write")
-        pushed = self._storage.push(part.record.spec.tenant, written)
+        pushed = self.storage.push(part.record.spec.tenant, written)
         clock.lap("push")
         return CheckpointResult(
             parts=pushed,
@@ -359,21 +364,5 @@ class LocalNodeRuntime:
         )
 
     def _commit(self, part: Part, request: CheckpointInput) -> CheckpointResult:
-        parts = request.commit or ()
-        return self._storage.commit(part.record, self.numerics, parts, parent=request.parent, kind=request.kind)
-
-
-_NOTHING = Progress(Step(0), 0)
-
-
-class _Clock:
-    """Names stretches of time, in milliseconds."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._since = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = self.laps.get(name, 0.0) + (now - self._since) * 1e3
-        self._since = now
+        store = self.storage.store(part.record.spec.tenant)
+        return Committer(self._fleet, store, part.record, self.numerics).commit(request)

@@ -1,7 +1,7 @@
 """What a node's runtime adds to its peer: where proxies listen, logs, and what runs.
 
 GET /v1/jobs                              what is here: job, epoch, step, device time
-GET /v1/jobs/JOB/EPOCH/endpoints          addresses of device proxies, as soon as they are there; 404 before
+GET /v1/jobs/JOB/EPOCH/endpoints?wait=S   addresses of device proxies, waited for up to S seconds; 404 where not there
 GET /v1/jobs/JOB/EPOCH/logs/RANK?offset=N the log from byte N on, as far as it is now; `ergo-ended: 1` at the end
 
 EPOCH is a number, or ``latest`` for the highest that is here.
@@ -10,12 +10,14 @@ EPOCH is a number, or ``latest`` for the highest that is here.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import anyio
 import orjson
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -29,10 +31,16 @@ from proxy_runtime.node.runtime import LocalNodeRuntime
 from proxy_runtime.shim.part import Phase
 
 _BLOCK = 1 << 16
+_LONGEST_WAIT_S = 10.0
+_LOOK_S = 0.01
 
 
-def routes(runtime: LocalNodeRuntime) -> list[Route]:
-    """The routes; the peer asks for the token before any of them."""
+def routes(runtime: Callable[[], LocalNodeRuntime | None]) -> list[Route]:
+    """The routes, for `proxy_runtime.storage.peer.PeerServer`, which asks for the fleet's token before any of them.
+
+    Args:
+        runtime: the node's; None as long as the agent has not claimed the node, whose address comes first.
+    """
     return [
         Route("/v1/jobs", _Jobs(runtime).answer),
         Route("/v1/jobs/{job}/{epoch}/endpoints", _Endpoints(runtime).answer),
@@ -41,8 +49,15 @@ def routes(runtime: LocalNodeRuntime) -> list[Route]:
 
 
 class _Resource:
-    def __init__(self, runtime: LocalNodeRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: Callable[[], LocalNodeRuntime | None]) -> None:
+        self._get = runtime
+
+    @property
+    def _runtime(self) -> LocalNodeRuntime:
+        runtime = self._get()
+        if runtime is None:
+            raise HTTPException(503, "The node's agent is starting.")
+        return runtime
 
     def _part(self, request: Request) -> Part | None:
         try:
@@ -65,16 +80,25 @@ class _Jobs(_Resource):
 
 class _Endpoints(_Resource):
     async def answer(self, request: Request) -> Response:
-        part = self._part(request)
-        if part is not None and part.endpoints is not None:
-            return Response(endpoints_json(part.endpoints), media_type="application/json")
+        limit = time.monotonic() + min(_LONGEST_WAIT_S, float(request.query_params.get("wait", "0")))
+        while True:
+            part = self._part(request)
+            if part is not None and part.endpoints is not None:
+                return Response(endpoints_json(part.endpoints), media_type="application/json")
+            known = self._seen(request)
+            if known is not None:
+                return _json({"code": "runtime.fenced", "epoch": int(known)}, status=409)
+            if time.monotonic() >= limit:
+                return _json({"code": "runtime.unknown"}, status=404)
+            await anyio.sleep(_LOOK_S)
+
+    def _seen(self, request: Request) -> Epoch | None:
+        """The epoch that has taken over, if one has."""
         try:
             known = self._runtime.seen(JobId(request.path_params["job"]))
-            if known > Epoch.parse(request.path_params["epoch"]):
-                return _json({"code": "runtime.fenced", "epoch": int(known)}, status=409)
+            return known if known > Epoch.parse(request.path_params["epoch"]) else None
         except ModelError:
-            pass
-        return _json({"code": "runtime.unknown"}, status=404)
+            return None
 
 
 class _Logs(_Resource):

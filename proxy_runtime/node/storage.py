@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from blake3 import blake3
@@ -13,8 +12,8 @@ from model.ids import CheckpointId, Epoch, JobId, NodeId, TenantId
 from model.manifest import Manifest
 from model.runtime import NodeParts, TransferInput, TransferResult
 from proxy_runtime.checkpoint.store import Store
-from proxy_runtime.node.errors import NodeError, unknown
 from proxy_runtime.shim.part import PartWritten
+from proxy_runtime.storage import checkpoints, sources
 from proxy_runtime.storage.fleet import FleetStore
 
 
@@ -24,23 +23,25 @@ class Storage:
     Args:
         fleet: the fleet's store.
         directory: the node's own.
-        node: this node.
     """
 
-    def __init__(self, fleet: FleetStore, directory: Path, node: NodeId) -> None:
+    def __init__(self, fleet: FleetStore, directory: Path) -> None:
         self.fleet = fleet
         self._directory = directory
-        self._node = node
         self._lock = threading.Lock()
         self._stores: dict[TenantId, Store] = {}
         self._pulled: dict[tuple[JobId, Epoch], int] = {}
+
+    @property
+    def token(self) -> str:
+        """What nodes show one another."""
+        return self.fleet.peer_token
 
     def store(self, tenant: TenantId) -> Store:
         """The node's share of a tenant; made with the tenant's key of the fleet."""
         with self._lock:
             if tenant not in self._stores:
-                key = self.fleet.tenant_key(tenant)
-                self._stores[tenant] = Store.open(self._directory, tenant, key=key)
+                self._stores[tenant] = self.fleet.node_store(self._directory, tenant)
             return self._stores[tenant]
 
     def address(self, node: NodeId) -> str | None:
@@ -51,3 +52,45 @@ class Storage:
     def fabric_token(self, tenant: TenantId, job: JobId, epoch: Epoch) -> str:
         """The secret by which device proxies of a job know each other: the same on all its nodes, in no message."""
         return blake3(f"fabric/{job}/{int(epoch)}".encode(), key=self.fleet.tenant_key(tenant)).hexdigest()
+
+    def materialize(self, tenant: TenantId, manifest: CheckpointId, dest: Path) -> None:
+        """Brings an uploaded directory into a missing one."""
+        raise NotImplementedError
+
+    def manifest(self, tenant: TenantId, job: JobId, checkpoint: CheckpointId) -> Manifest:
+        """A checkpoint's manifest, as a transfer has brought it."""
+        return self.store(tenant).read(checkpoint, job).manifest
+
+    def push(self, tenant: TenantId, written: PartWritten) -> NodeParts:
+        """Puts what this node has written of a checkpoint into the fleet's store; the parts, as a commit names them."""
+        parts = written.parts
+        checkpoints.push(
+            self.fleet, self.store(tenant), parts, written.packs, stored_bytes=written.stored_bytes
+        )
+        return parts
+
+    def pull(self, request: TransferInput) -> TransferResult:
+        """Brings what is missing of a checkpoint, each pack from the first source that has it."""
+        began = time.perf_counter()
+        key = (request.job, request.epoch)
+
+        def progress(done: int, _total: int) -> None:
+            self._pulled[key] = done
+
+        try:
+            pulled = checkpoints.pull(
+                self.fleet,
+                self.store(request.tenant),
+                request.checkpoint,
+                sources.resolve(self.fleet, request.sources),
+                ranks=request.ranks,
+                progress=progress,
+                deadline_s=request.deadline_s,
+            )
+        finally:
+            self._pulled.pop(key, None)
+        return TransferResult(pulled.chunks, pulled.bytes, {"pull": (time.perf_counter() - began) * 1e3})
+
+    def pulled(self, job: JobId, epoch: Epoch) -> int:
+        """Bytes that a transfer under way has brought."""
+        return self._pulled.get((job, epoch), 0)
