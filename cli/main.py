@@ -31,30 +31,53 @@ app = typer.Typer(
 )
 # In the order of the help. Each imports what it needs of the runtime, or of the fleet, when it is called: a shell that
 # asks for help or a completion waits for none of it.
-for _name in (
-    "run",
-    "local",
-    "doctor",
-    "up",
-    "fleet.nodes",
-    "fleet.submit",
-    "fleet.ps",
-    "fleet.show",
-    "fleet.logs",
-    "fleet.control",
-    "fleet.download",
-    "events",
-):
-    importlib.import_module(f"cli.{_name}").register(app)
+_PANELS = {
+    "On this machine": ("run", "local", "doctor"),
+    "Jobs of a fleet": (
+        "fleet.submit",
+        "fleet.ps",
+        "fleet.show",
+        "fleet.logs",
+        "fleet.control",
+        "fleet.download",
+    ),
+    "A fleet": ("up", "fleet.nodes", "events"),
+}
+for _panel, _names in _PANELS.items():
+    for _name in _names:
+        _before = len(app.registered_commands), len(app.registered_groups)
+        importlib.import_module(f"cli.{_name}").register(app)
+        for _added in (*app.registered_commands[_before[0] :], *app.registered_groups[_before[1] :]):
+            _added.rich_help_panel = _panel
 
 
 def main() -> None:
     """Runs the command line; an error of ours becomes one sentence and exit code 1."""
+    code = 0
     try:
         app()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except (ErgoError, ModelError) as error:
         print(f"ergo: {error}", file=sys.stderr)
-        sys.exit(1)
+        code = 1
+    _exit(code)
+
+
+def _exit(code: int) -> None:
+    """Ends the process with this code, whatever threads there are.
+
+    The workflow engine's client has threads of its own, in native code, that call into Python when an answer comes late:
+    while the interpreter is being taken down that aborts the process (seen: SIGABRT instead of exit code 1).
+    """
+    if "temporalio" not in sys.modules:
+        sys.exit(code)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        pass  # whoever read it has gone
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -151,8 +151,9 @@ def label(name: str) -> str:
 
 def _name_of(argv: Sequence[str]) -> str:
     """A name for a command without one: the script's or module's own."""
-    words = [word for word in argv[1:] if word != "-m"]
-    return Path(words[0]).stem if words else Path(argv[0]).stem
+    if argv[1:2] == ["-m"]:
+        return argv[2]
+    return Path(argv[1] if len(argv) > 1 else argv[0]).stem
 
 
 def _mapping(value: object) -> dict[str, Any]:

@@ -95,9 +95,10 @@ def _spec(
     if source is not None and not source.is_dir():
         raise specs.SpecError(f"The job directory {source} does not exist.", code="submit.directory")
     argv = specs.command_line(flags.command, source) if flags.command else []
-    if source is None and "volume" not in fields and len(argv) == 1 + len(flags.command) and argv[1][:1] != "/":
+    script = flags.command[0] if flags.command else "/"
+    if source is None and "volume" not in fields and script != "-m" and not script.startswith("/"):
         raise specs.SpecError(
-            f"Without an upload the job directory is empty: nobody would find {argv[1]} in it.",
+            f"Without an upload the job directory is empty: nobody would find {script} in it.",
             code="submit.script",
             remedy="Give its absolute path on the nodes.",
         )

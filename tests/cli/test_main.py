@@ -14,8 +14,8 @@ from tests.cli.conftest import ROOT
 from tests.cli.samples import NODE_1, node
 
 COMMANDS = [
-    "run", "doctor", "up", "down", "fleet", "submit", "ps", "show", "explain", "logs", "preempt", "resume", "checkpoint",
-    "migrate", "cancel", "download", "events", "local",
+    "run", "doctor", "up", "down", "fleet", "submit", "ps", "show", "explain", "logs", "preempt", "resume",
+    "checkpoint", "migrate", "cancel", "download", "events", "local",
 ]  # fmt: skip
 
 

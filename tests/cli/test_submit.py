@@ -82,6 +82,13 @@ async def test_a_dry_run_needs_no_fleet(ergo, plain_env, project):
     assert json.loads((await ergo("submit", "--dry-run", "train.py")).out)["argv"] == ["python", "train.py"]
 
 
+async def test_a_module_needs_no_upload(ergo, project):
+    done = await ergo("submit", "--dry-run", "--no-upload", "-m", "http.server", "--bind", "::")
+    spec = parse_job_spec(done.out)
+    assert (spec.argv, spec.name) == (("python", "-m", "http.server", "--bind", "::"), "http.server")
+    assert done.err == ""
+
+
 async def test_a_job_file(ergo, client, project, store):
     (project / "job.yaml").write_text(
         "apiVersion: ergosphere/v1\nname: char GPT\nranks: 2\ntier: basic\n"
