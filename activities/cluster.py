@@ -22,7 +22,7 @@ from model.control import (
     NotifyInput,
 )
 from model.ids import JobId
-from model.names import Activity, Signal
+from model.names import CLUSTER_TASK_QUEUE, Activity, Signal
 from scheduling.ledger import apply, commit, restored
 from scheduling.policy import decide
 from scheduling.state import ClusterState
@@ -36,9 +36,10 @@ _log = structlog.stdlib.get_logger(__name__)
 class ClusterActivities:
     """The three activities, with the client and the store that they use. All are coroutines of the worker's loop."""
 
-    def __init__(self, client: Client, store: SnapshotStore) -> None:
+    def __init__(self, client: Client, store: SnapshotStore, *, queue: str = CLUSTER_TASK_QUEUE) -> None:
         self._client = client
         self._store = store
+        self._queue = queue
         self._inboxes: dict[str, Inbox] = {}
 
     @property
@@ -48,7 +49,7 @@ class ClusterActivities:
 
     def inbox(self, cluster: str) -> Inbox:
         """The way into a cluster's scheduler, which all in this process share."""
-        return self._inboxes.setdefault(cluster, Inbox(self._client, cluster))
+        return self._inboxes.setdefault(cluster, Inbox(self._client, cluster, task_queue=self._queue))
 
     @activity.defn(name=Activity.NOTIFY)
     async def notify(self, input: NotifyInput) -> None:
