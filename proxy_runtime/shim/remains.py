@@ -16,6 +16,7 @@ from proxy_runtime.shim.spec import RunError
 
 _PERIOD_S = 0.02
 _INIT = "/ergo-init"  # the program of `Build.init_binary`
+_KEEPER = "--keeper"  # the process between an init and its rank; it ends before its init
 
 
 def shim_of(layout: RunLayout) -> int:
@@ -44,6 +45,8 @@ def processes(layout: RunLayout) -> dict[int, str]:
         with suppress(OSError):
             words = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
             if not any(word.startswith("proxy_runtime.") or word.endswith(_INIT) for word in words):
+                continue
+            if _KEEPER in words:  # restored, it has the command line of the epoch in which it was first started
                 continue
             # The shim and the inits name it on their command lines; zygote and proxies write their logs to it.
             if any(_below(word, root) for word in words) or _below(os.readlink(entry / "fd/1"), root):

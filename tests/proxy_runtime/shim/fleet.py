@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -252,8 +253,9 @@ class Fleet:
 
     def end(self) -> None:
         """Ends all that was ever started."""
-        for part in self.all_parts:
-            part.end()
+        with ExitStack() as stack:
+            for part in self.all_parts:
+                stack.callback(part.end)
         for name in (self.job_id, f"{self.job_id}.d"):
             mount_point = Path("/run/ergo") / name
             if mount_point.exists():
