@@ -149,7 +149,7 @@ async def each(nodes: Sequence[NodeId], call: Callable[[NodeId], Awaitable[T]]) 
     tasks = [asyncio.create_task(one(node)) for node in nodes]
     try:
         return list(await asyncio.gather(*tasks))
-    except BaseException:
+    except (Exception, asyncio.CancelledError):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -201,5 +201,5 @@ async def _outcome(
 async def let_go(handle: asyncio.Task[Any]) -> None:
     """Ends a call whose result nobody waits for any more."""
     handle.cancel()
-    with contextlib.suppress(BaseException):
+    with contextlib.suppress(Exception, asyncio.CancelledError):
         await handle

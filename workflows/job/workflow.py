@@ -49,6 +49,7 @@ class JobWorkflow:
     @workflow.init
     def __init__(self, spec: Any = None, carried: JobState | None = None) -> None:
         info = workflow.info()
+        self._cancelled = False
         self._fault = ""
         self._code = ""
         try:
@@ -114,7 +115,11 @@ class JobWorkflow:
             try:
                 await workflow.wait_condition(condition)
             except asyncio.CancelledError:
-                self._job.cancel = workflow.cancellation_reason() or "The workflow was cancelled."
+                reason = workflow.cancellation_reason()
+                if reason is None or self._cancelled:
+                    raise  # not asked for by anybody: the worker removes the workflow from its cache
+                self._cancelled = True
+                self._job.cancel = reason or "The workflow was cancelled."
 
     def _on_reset(self, _seed: int) -> None:
         """A reset gives the new run another seed at the very point that it goes back to."""

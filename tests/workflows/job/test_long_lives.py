@@ -37,9 +37,9 @@ async def test_continue_as_new_disturbs_no_step(fleet: Fleet) -> None:
     await job.steps(node)
     part = node.part(job.id)
     stops = fleet.troubles.calls["stop"] + fleet.troubles.calls["barrier"]
-    await _renew(job)
-    await _renew(job)
-    await until(lambda: fleet.troubles.calls["attend.restored"] >= 2, "it is attended again")
+    for count in (1, 2):
+        await _renew(job)
+        await until(lambda count=count: fleet.troubles.calls["attend.restored"] >= count, "it is attended again")
     await job.steps(node)
     assert node.part(job.id) is part and part.outcome is None
     assert fleet.troubles.calls["stop"] + fleet.troubles.calls["barrier"] == stops
