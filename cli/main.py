@@ -67,8 +67,8 @@ def main() -> None:
 def _exit(code: int) -> None:
     """Ends the process with this code, whatever threads there are.
 
-    The workflow engine's client has threads of its own, in native code, that call into Python when an answer comes late:
-    while the interpreter is being taken down that aborts the process (seen: SIGABRT instead of exit code 1).
+    The workflow engine's client has threads of its own, in native code, that call into Python when an answer comes
+    late: while the interpreter is being taken down that aborts the process (seen: SIGABRT instead of exit code 1).
     """
     if "temporalio" not in sys.modules:
         sys.exit(code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ ANSWER_S = 3.0
 """How long a query is waited for: a worker answers in milliseconds, or it is away."""
 ACCEPT_S = 20.0
 """How long an update may take to be accepted: a worker that was just restarted replays its jobs first."""
+LIST = timedelta(seconds=10)
+"""How long a page of a list is waited for."""
 _SUGGESTIONS = 200
 _NODES = "records/nodes"
 
@@ -40,7 +43,7 @@ class FleetError(ErgoError):
 
 
 class NoAnswer(FleetError):
-    """The workflow exists, and no worker answers for it."""
+    """No worker answers for a job, or the workflow engine does not: what waits goes on waiting."""
 
     code = "fleet.no-answer"
 
@@ -68,6 +71,10 @@ class Fleet:
     async def temporal(self) -> Client:
         """The workflow engine's client."""
         if self._client is None:
+            # What its core logs (attempts, retries) is told by our own sentences; a logger without a handler would write
+            # it to stderr.
+            logger = logging.getLogger("temporalio")
+            logger.propagate, logger.handlers = False, [logging.NullHandler()]
             self._client = await self.settings.connect_temporal()
         return self._client
 
@@ -147,12 +154,14 @@ class Fleet:
         Raises:
             FleetError: ``fleet.unknown-job``.
         """
-        from temporalio.service import RPCError
+        from temporalio.service import RPCError, RPCStatusCode
 
         try:
             found = await (await self.handle(job)).describe(rpc_timeout=timedelta(seconds=ANSWER_S))
         except RPCError as error:
-            await self._fail(job, error)
+            if error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT):
+                await self._fail(job, error)
+            raise rpc_error(error) from None
         if found.workflow_type != JOB_WORKFLOW:
             await self._unknown(job)
         return found
@@ -226,12 +235,16 @@ class Fleet:
         """Ids of jobs, newest first."""
         query = f"WorkflowType = '{JOB_WORKFLOW}'" + (" AND ExecutionStatus = 'Running'" if running else "")
         client = await self.temporal()
-        return [found.id async for found in client.list_workflows(query, limit=limit, page_size=min(limit, 200))]
+        return [
+            found.id
+            async for found in client.list_workflows(query, limit=limit, page_size=min(limit, 200), rpc_timeout=LIST)
+        ]
 
     async def _query(self, job: str, query: Query, shape: Any, answer_s: float) -> Any:
         from temporalio.client import WorkflowQueryFailedError, WorkflowQueryRejectedError
-        from temporalio.service import RPCError
+        from temporalio.service import RPCError, RPCStatusCode
 
+        late = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)
         limit = timedelta(seconds=answer_s)
         handle = await self.handle(job)
         try:
@@ -239,8 +252,11 @@ class Fleet:
             async with asyncio.timeout(answer_s + 0.5):
                 return await handle.query(query.value, result_type=shape, rpc_timeout=limit)
         except TimeoutError:
+            await self.describe(job)  # says so where it is the server that does not answer
             raise _no_answer(job) from None
         except RPCError as error:
+            if error.status in late:
+                await self.describe(job)
             await self._fail(job, error)
         except (WorkflowQueryFailedError, WorkflowQueryRejectedError) as error:
             # Nothing else is started under a job's id; but other workflows have ids too.
@@ -266,6 +282,7 @@ class Fleet:
                 await self._unknown(job)
             case RPCStatusCode.INVALID_ARGUMENT if "id" in text.lower():
                 await self._unknown(job)
+            # A worker that has been away for longer is known to the server, which then does not wait for it.
             case RPCStatusCode.DEADLINE_EXCEEDED | RPCStatusCode.CANCELLED | RPCStatusCode.FAILED_PRECONDITION:
                 raise _no_answer(job) from None
             case _:
@@ -277,7 +294,7 @@ class Fleet:
         try:
             known = await self.job_ids()
         except RPCError:
-            known = []
+            known = []  # the sentence stands without a guess
         guesses = difflib.get_close_matches(job, known, 1, cutoff=0.5) or [name for name in known if job in name][:1]
         remedy = f"Did you mean {guesses[0]}?" if guesses else "`ergo ps -a` lists all jobs."
         raise FleetError(f"There is no job {job}.", code="fleet.unknown-job", remedy=remedy) from None
@@ -321,6 +338,14 @@ def interruptible() -> Iterator[None]:
 
 def rpc_error(error: Any) -> FleetError:
     """What the server has said, as an error of ours."""
+    from temporalio.service import RPCStatusCode
+
+    if error.status in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
+        return NoAnswer(
+            "Temporal does not answer.",
+            code="fleet.temporal-away",
+            remedy="`ergo up` starts it for a local fleet; running jobs are not affected.",
+        )
     text = str(error.message).splitlines()[0][:300]
     if "search attribute" in text.lower():
         return FleetError(

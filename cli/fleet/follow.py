@@ -52,32 +52,39 @@ def line(change: TransitionView) -> str:
 
 async def _follow(fleet: Fleet, job: str) -> int:
     told: TransitionView | None = None
-    waiting, silent = "", False
+    waiting, silent = "", ""
     while True:
         try:
             view = await fleet.view(job)
-        except NoAnswer:
-            if not silent:
-                say(f"no worker answers for job {job}; waiting for one")
-            silent = True
-            if (code := await _closed(fleet, job)) is not None:
-                return code
-            await asyncio.sleep(_LOOK_S)
-            continue
-        silent = False
-        for change in news(view.transitions, told):
-            say(line(change))
-            told = change
-        if view.waiting and view.waiting != waiting:
-            say(f"waiting: {view.waiting}")
-        waiting = view.waiting
-        if view.phase.ended:
+            closed = None if view.phase.ended else await _closed(fleet, job)
+        except NoAnswer as error:
+            # Whatever is away comes back, and the job does not need it meanwhile.
+            if silent != error.message:
+                say(f"{error.message} Waiting for it.")
+            silent = error.message
+            view, closed = None, await _closed_for_sure(fleet, job)
+        else:
+            silent = ""
+            for change in news(view.transitions, told):
+                say(line(change))
+                told = change
+            if view.waiting and view.waiting != waiting and not view.phase.ended:
+                say(f"waiting: {view.waiting}")
+            waiting = view.waiting
+        if view is not None and view.phase.ended:
             if view.failure:
                 say(view.failure)
             return exit_code(view)
-        if (code := await _closed(fleet, job)) is not None:
-            return code
+        if closed is not None:
+            return closed
         await asyncio.sleep(_LOOK_S)
+
+
+async def _closed_for_sure(fleet: Fleet, job: str) -> int | None:
+    try:
+        return await _closed(fleet, job)
+    except NoAnswer:
+        return None
 
 
 def news(transitions: tuple[TransitionView, ...], told: TransitionView | None) -> tuple[TransitionView, ...]:

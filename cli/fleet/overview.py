@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from cli.fleet.client import ANSWER_S, Fleet
+from cli.fleet.client import ANSWER_S, LIST, Fleet
 from model.control import JobView
 from model.job_state import JobPhase
 from model.names import JOB_WORKFLOW, SearchAttribute
@@ -84,7 +84,8 @@ class Listing:
 async def list_jobs(fleet: Fleet, *, ended: bool = False, tenant: str | None = None, limit: int = 200) -> Listing:
     """Lists jobs, those that hold or want devices first. Takes `ANSWER_S` at most for what workers are asked."""
     client = await fleet.temporal()
-    executions = [found async for found in client.list_workflows(visibility_query(ended, tenant), limit=limit)]
+    query = visibility_query(ended, tenant)
+    executions = [found async for found in client.list_workflows(query, limit=limit, rpc_timeout=LIST)]
     known = {execution.id: row_of_execution(execution) for execution in executions}
     # Workflows are replayed to answer: those that have ended have told visibility all that a list shows.
     asked = [job for job, row in known.items() if not row.ended]

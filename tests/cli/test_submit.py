@@ -8,11 +8,16 @@ import re
 import signal
 
 import pytest
+from temporalio.testing import WorkflowEnvironment
+from temporalio.worker import Worker
 
 from cli.fleet.submit import details, summary, too_few
+from infra.converter import DATA_CONVERTER
 from model.job_spec import JobSpec, UploadedVolume, parse_job_spec
 from model.job_state import JobPhase
-from tests.cli.conftest import DEADLINE_S
+from model.names import JOB_TASK_QUEUE
+from tests.cli.conftest import DEADLINE_S, KEYS, TEMPORAL
+from tests.cli.job_double import JobDouble
 from tests.cli.samples import NODE_1, node, view
 
 SECRET = "not-to-be-seen"
@@ -194,6 +199,25 @@ async def test_a_job_that_is_terminated_from_outside(ergo, client, project, work
         _, err = await process.communicate()
     assert process.returncode == 130
     assert "was terminated in Temporal" in err.decode()
+
+
+async def test_a_server_that_goes_away_is_waited_for(ergo, project):
+    async with await WorkflowEnvironment.start_local(
+        dev_server_existing_path=str(TEMPORAL), data_converter=DATA_CONVERTER, search_attributes=KEYS
+    ) as own:
+        ergo.env["TEMPORAL_ADDRESS"] = own.client.service_client.config.target_host
+        async with Worker(own.client, task_queue=JOB_TASK_QUEUE, workflows=[JobDouble]):
+            process = await ergo.start("submit", "--wait", "--no-upload", "-m", "http.server")
+            async with asyncio.timeout(DEADLINE_S):
+                job = (await process.stdout.readline()).decode().strip()
+                while "waiting: " not in (await process.stderr.readline()).decode():
+                    pass
+    async with asyncio.timeout(DEADLINE_S * 2):
+        assert (await process.stderr.readline()).decode() == "ergo: Temporal does not answer. Waiting for it.\n"
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    assert process.returncode == 130
+    assert f"job {job} runs on" in err.decode()
 
 
 SPEC = parse_job_spec({"apiVersion": "ergosphere/v1", "argv": ["python", "x.py"], "ranks": 4, "min_width": 2})
