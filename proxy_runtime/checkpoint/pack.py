@@ -116,6 +116,35 @@ class PackWriter:
             self._fd = -1
 
 
+TRAILER_BYTES = _TRAILER.size
+
+
+def tail_bytes(trailer: bytes, size: int, name: str) -> int:
+    """Length of a pack's index and trailer, from its last `TRAILER_BYTES` bytes and its length.
+
+    Raises:
+        CheckpointError: the trailer is damaged.
+    """
+    if size >= _HEADER.size + _TRAILER.size and len(trailer) == _TRAILER.size:
+        start, count, _, magic = _TRAILER.unpack(trailer)
+        if start + count * _ENTRY.size + _TRAILER.size == size and magic == _MAGIC:
+            return size - start
+    raise damaged(f"the end of {name}", f"a trailer that fits {size} bytes", "something else")
+
+
+def parse_tail(pack: str, tail: bytes, hasher: Hasher, name: str) -> Entries:
+    """Proves and reads a pack's index, given with the trailer.
+
+    Raises:
+        CheckpointError: it is not that of the pack.
+    """
+    index, trailer = tail[: -_TRAILER.size], tail[-_TRAILER.size :]
+    found = hasher.node("pack", index)
+    if found != _TRAILER.unpack(trailer)[2] or found.hex()[:40] != pack:
+        raise damaged(f"the index of {name}", f"of hash {pack}", found.hex()[:40])
+    return {c: (pack, offset, stored, length) for c, offset, stored, length in _ENTRY.iter_unpack(index)}
+
+
 def read_index(path: Path, hasher: Hasher, pack: str = "") -> Entries:
     """Reads and proves a pack's index; ``pack`` is its id, where the file is not called by it.
 
@@ -130,22 +159,18 @@ def read_index(path: Path, hasher: Hasher, pack: str = "") -> Entries:
             if size < _HEADER.size + _TRAILER.size:
                 raise damaged(name, "a pack", f"a file of {size} bytes")
             header = file.read(_HEADER.size)
-            magic, version = _HEADER.unpack(header)
             file.seek(size - _TRAILER.size)
-            start, count, node, end_magic = _TRAILER.unpack(file.read(_TRAILER.size))
-            if start + count * _ENTRY.size + _TRAILER.size != size or end_magic != _MAGIC:
-                raise damaged(f"the end of {name}", f"a trailer that fits {size} bytes", "something else")
-            file.seek(start)
-            index = file.read(count * _ENTRY.size)
+            length = tail_bytes(file.read(_TRAILER.size), size, name)
+            file.seek(size - length)
+            tail = file.read(length)
     except FileNotFoundError:
         raise missing(name) from None
     except OSError as error:
         raise CheckpointError(f"Could not read {name}: {error.strerror}.") from error
-    found = hasher.node("pack", index)
-    if found != node or found.hex()[:40] != pack:
-        raise damaged(f"the index of {name}", f"of hash {pack}", found.hex()[:40])
+    entries = parse_tail(pack, tail, hasher, name)
+    magic, version = _HEADER.unpack(header)
     if magic == _MAGIC and version > VERSION:
         raise newer_format(f"The pack {path}", version, VERSION)
     if header != _HEADER.pack(_MAGIC, VERSION):
         raise damaged(f"the header of {name}", "that of a pack", header[:12].hex())
-    return {c: (pack, offset, stored, length) for c, offset, stored, length in _ENTRY.iter_unpack(index)}
+    return entries

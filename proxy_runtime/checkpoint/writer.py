@@ -111,10 +111,19 @@ class CheckpointWriter:
             CheckpointError: it holds a device node or cannot be read, or the disk is full.
         """
         with self._guard(root):
-            base = os.fsencode(root)
+            self.add_nodes(part, volume.capture(root))
+
+    def add_nodes(self, part: Part, tree: volume.VolumeTree) -> None:
+        """Stores chosen objects of a directory, parents before children.
+
+        Raises:
+            CheckpointError: one cannot be read, or the disk is full.
+        """
+        with self._guard(tree.root):
+            base = os.fsencode(tree.root)
             entries: list[TreeEntry | Future[TreeEntry]] = []
             try:
-                for node in volume.capture(root).nodes:
+                for node in tree.nodes:
                     path = os.path.join(base, node.path)
                     if node.kind != "file":
                         entries.append(entry_of(node))

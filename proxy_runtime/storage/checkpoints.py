@@ -6,11 +6,8 @@ pulls it needs the packs with older chunks too, once.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from model.manifest import Manifest, ManifestHeader, PartRef, Tree
 from model.runtime import NodeParts
@@ -21,12 +18,7 @@ from proxy_runtime.storage.documents import CheckpointDocument, PackSize, PartsD
 from proxy_runtime.storage.errors import StorageError, missing
 from proxy_runtime.storage.fleet import FleetStore
 from proxy_runtime.storage.sources import Source
-
-Item = TypeVar("Item")
-Done = TypeVar("Done")
-
-Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all, from several threads but never at the same time."""
+from proxy_runtime.storage.transfers import Meter, Progress, each
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +36,6 @@ class Pulled:
     packs: int
     chunks: int
     bytes: int
-
-
-class Meter:
-    """Adds up bytes of several threads for a progress callback."""
-
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self._total, self._progress = total, progress
-        self._done = 0
-        self._lock = threading.Lock()
-
-    def add(self, count: int) -> None:
-        """Counts bytes."""
-        with self._lock:
-            self._done += count
-            if self._progress is not None:
-                self._progress(self._done, self._total)
 
 
 def push(
@@ -262,17 +238,3 @@ def _parts_document(fleet: FleetStore, tenant: str, parts: NodeParts) -> PartsDo
 
 def _await_sweep(fleet: FleetStore, tenant: str, packs: set[str]) -> None:
     """Waits while some of these packs are being removed; see `garbage.sweep`."""
-
-
-def each(items: Sequence[Item], work: Callable[[Item], Done], parallel: int) -> list[Done]:
-    """Runs ``work`` on all items, some at a time; the first error ends the rest."""
-    if not items:
-        return []
-    with ThreadPoolExecutor(max(1, min(parallel, len(items))), "ergo-transfer") as pool:
-        jobs: list[Future[Done]] = [pool.submit(work, item) for item in items]
-        done, pending = wait(jobs, return_when=FIRST_EXCEPTION)
-        if pending:
-            pool.shutdown(wait=True, cancel_futures=True)
-        for job in done:
-            job.result()
-        return [job.result() for job in jobs]
