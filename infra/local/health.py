@@ -71,7 +71,8 @@ class _Watch:
         self._progress = progress
         self._alive = alive
         self._since = since
-        self._client: asyncio.Future[Client] = asyncio.Future()
+        self._client: Client | None = None
+        self._connected = asyncio.Event()
         self._waiting: dict[str, str] = {}
 
     async def run(self, deadline_s: float) -> None:
@@ -97,7 +98,6 @@ class _Watch:
             watching.cancel()
             everything.cancel()
             await asyncio.gather(watching, *waiting, return_exceptions=True)
-            self._client.cancel()
 
     async def _part(self, part: str, wait: Awaitable[str]) -> None:
         detail = await wait
@@ -116,7 +116,8 @@ class _Watch:
                 break
         if self._fleet.temporal_port is None:
             await temporal.register_search_attributes(client)
-        self._client.set_result(client)
+        self._client = client
+        self._connected.set()
         return self._fleet.temporal_address
 
     async def _kafka(self) -> str:
@@ -132,8 +133,9 @@ class _Watch:
             return self._fleet.kafka_bootstrap_servers
 
     async def _worker(self, queue: str) -> str:
-        client = await asyncio.shield(self._client)
-        while not await temporal.has_workers(client, queue, since=self._since):
+        await self._connected.wait()
+        assert self._client is not None
+        while not await temporal.has_workers(self._client, queue, since=self._since):
             await asyncio.sleep(_POLL_S)
         return f"task queue {queue}"
 

@@ -13,6 +13,7 @@ from infra import kafka, temporal
 from infra.fleet_file import FleetFile
 from infra.local.ports import HOST, free_port, is_free, require_free
 from infra.settings import SECRET_BYTES, Settings, outside_temporal
+from proxy_runtime import build
 from proxy_runtime.errors import ErgoError
 
 _NEEDED_BYTES = 1 << 30
@@ -120,6 +121,8 @@ def make(settings: Settings, options: UpOptions, outside: Outside, say: Callable
     if before is not None:
         _tell_moved(before, fleet, say)
     _ensure_secret(fleet.secret_file, fleet_dir)
+    if fleet.nodes:
+        build.ensure(progress=say)  # takes minutes the first time: not while agents are waited for
     if fleet.kafka_port and fleet.kafka_controller_port:
         jars = kafka.jars(say)
         kafka.prepare(kafka.java(), jars, fleet_dir / "kafka", fleet.kafka_port, fleet.kafka_controller_port)
