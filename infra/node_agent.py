@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
-import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING
 
 import stamina
 import structlog
-from proxy_runtime.storage.fleet import FleetStore
 
 from activities.fates import TemporalFates
 from activities.node import NodeActivities
 from infra import logs
-from infra.node_setup import end_parts, node_record, open_peer
-from infra.settings import Settings
+from infra.node_setup import end_parts, node_record
+from infra.settings import FleetDownError, Settings
 from model.errors import ModelError
 from model.names import node_task_queue
 from model.records import NodeRecord
@@ -37,6 +36,9 @@ from model.runtime import StopInput
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.node.lease import Lease, claim, lock_directory
 from proxy_runtime.node.runtime import LocalNodeRuntime
+from proxy_runtime.node.serving import routes
+from proxy_runtime.storage.fleet import FleetStore
+from proxy_runtime.storage.peer import PeerServer
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -75,7 +77,7 @@ class NodeAgent:
     """One run of an agent.
 
     Attributes:
-        renewed: called with every renewed record, in the lease's thread: telemetry.
+        renewed: called with every renewed record, in the lease's thread; it must not block.
     """
 
     options: AgentOptions
@@ -93,9 +95,16 @@ class NodeAgent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._over.set)
-        peer = open_peer(options.bind)
+        found: list[LocalNodeRuntime] = []  # the address comes first: it is part of the record that names the node
+        peer = PeerServer(
+            self.fleet.peer_token,
+            lambda tenant: self.fleet.node_store(options.directory / "store", tenant),
+            routes=routes(lambda: found[0] if found else None),
+            host=options.bind,
+        )
+        address = await asyncio.to_thread(peer.start)
         wanted = await asyncio.to_thread(
-            node_record, options.name, self.cluster, peer.address, options.devices, options.lease_s
+            node_record, options.name, self.cluster, address, options.devices, options.lease_s
         )
         record, same = await asyncio.to_thread(claim, self.fleet, wanted, options.directory)
         structlog.contextvars.bind_contextvars(node=str(record.node))
@@ -105,12 +114,12 @@ class NodeAgent:
         if not same:
             await asyncio.to_thread(runtime.end_everything, "Another incarnation of the node begins.")
         _log.info("claimed", same=same, address=record.address, parts=[str(on.job) for on in runtime.jobs()])
-        peer.serve(runtime, self.fleet)
+        found.append(runtime)
         lease = Lease(self.fleet, record, runtime, self._end_superseded(loop), self.renewed)
         lease.start()
         working = asyncio.create_task(self._work(record, runtime))
         await self._over.wait()
-        return await self._end(runtime, lease, working, peer.close)
+        return await self._end(runtime, lease, working, peer.stop)
 
     async def _end(
         self, runtime: LocalNodeRuntime, lease: Lease, working: asyncio.Task[None], close: Callable[[], None]
@@ -216,8 +225,28 @@ async def _serve(options: AgentOptions) -> int:
         settings.fleet_store(),
         settings.cluster,
         lambda: settings.connect_temporal(identity=f"node-agent/{options.name}"),
+        _telemetry(settings, options.directory),
     )
     return await agent.run()
+
+
+def _telemetry(settings: Settings, directory: Path) -> Callable[[NodeRecord], None]:
+    """Reports of the node to Kafka, with every renewal of its lease; none where there is no Kafka."""
+    from events.telemetry import Telemetry, node_report
+
+    try:
+        connection = settings.kafka()
+    except FleetDownError:
+        _log.warning("no Kafka is known, so nothing is reported")
+        return lambda _record: None
+    started: list[Telemetry] = []
+
+    def renewed(record: NodeRecord) -> None:
+        if not started:
+            started.append(Telemetry(connection, record.cluster, record.node))
+        started[0].report(lambda: node_report(record.node, record.devices, record.jobs, directory))
+
+    return renewed
 
 
 if __name__ == "__main__":

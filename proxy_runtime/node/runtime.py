@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -193,7 +193,7 @@ class LocalNodeRuntime:
         return self._ledger.epochs(job).seen
 
     def end_fenced(self) -> None:
-        """Ends parts of epochs below the one that counts.
+        """Ends parts of epochs below the one that counts, and looks at those that nobody attends.
 
         Raises:
             ErgoError: the fleet's store does not answer, or something does not end.
@@ -202,6 +202,10 @@ class LocalNodeRuntime:
             head = self._fleet.head(job)
             if head is not None:
                 self._see(job, head.epoch)
+        for part in self.parts.all():
+            if part.unattended_s > 0:
+                with suppress(ErgoError):
+                    part.look()
 
     def end_everything(self, reason: str) -> None:
         """Ends all that is here, parts that no record tells of included. Another incarnation may then begin."""

@@ -64,9 +64,7 @@ class Storage:
     def push(self, tenant: TenantId, written: PartWritten) -> NodeParts:
         """Puts what this node has written of a checkpoint into the fleet's store; the parts, as a commit names them."""
         parts = written.parts
-        checkpoints.push(
-            self.fleet, self.store(tenant), parts, written.packs, stored_bytes=written.stored_bytes
-        )
+        checkpoints.push(self.fleet, self.store(tenant), parts, written.packs, stored_bytes=written.stored_bytes)
         return parts
 
     def pull(self, request: TransferInput) -> TransferResult:

@@ -171,9 +171,7 @@ class Driver:
         ]  # fmt: skip
         goal = tuple(CollectiveTarget(name, count) for name, count in targets(reports).items())  # type: ignore[arg-type]
         self.each(
-            lambda m: m.runtime.barrier(
-                BarrierInput(self.job, self.epoch, self.cut, "finish", 60.0, targets=goal)
-            )
+            lambda m: m.runtime.barrier(BarrierInput(self.job, self.epoch, self.cut, "finish", 60.0, targets=goal))
         )
 
     def checkpoint(self, kind: Literal["live", "full", "final"]) -> CheckpointResult:
