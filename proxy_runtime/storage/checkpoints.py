@@ -109,8 +109,7 @@ def assemble(
     header: ManifestHeader,
     parts: Sequence[NodeParts],
     *,
-    volume: PartRef | None = None,
-    volume_packs: Sequence[PackSize] = (),
+    volume: NodeParts | None = None,
 ) -> Manifest:
     """Makes a checkpoint of what all nodes have pushed, in this node's store and in the bucket. Commits no head.
 
@@ -121,19 +120,19 @@ def assemble(
         epoch: the epoch that takes it.
         header: of the whole job.
         parts: of all nodes.
-        volume: the merged volume; needed where more than one node has one.
-        volume_packs: packs of its list of files, pushed already.
+        volume: the joined one of `volumes.join_volumes`; needed where those of the nodes differ.
 
     Raises:
         StorageError: parts or packs of a node are not in the bucket.
         CheckpointError: the parts do not fit the header.
     """
-    found = [_parts_document(fleet, store.tenant, part) for part in parts]
-    sizes = dict(pack for document in found for pack in document.packs) | dict(volume_packs)
-    volumes = [part.volume for part in parts if part.volume is not None]
+    every = [*parts, volume] if volume is not None else [*parts]
+    found = [_parts_document(fleet, store.tenant, part) for part in every]
+    sizes = dict(pack for document in found for pack in document.packs)
+    volumes = [part.volume for part in every if part.volume is not None]
     if volume is None and len({ref.digest for ref in volumes}) > 1:
-        raise ValueError("Volumes of several nodes must be merged.")
-    chosen = volume or (volumes[0] if volumes else None)
+        raise ValueError("Volumes of several nodes must be joined.")
+    chosen = volumes[-1] if volumes else None
     refs = {} if chosen is None else {Part.volume(): chosen}
     for rank in (rank for part in parts for rank in part.ranks):
         if rank.process is not None:
@@ -150,9 +149,9 @@ def assemble(
         packs=tuple(sorted(sizes.items())),
         shares=tuple(
             Share(ranks=tuple(r.rank for r in part.ranks), packs=tuple(pack for pack, _ in doc.packs))
-            for part, doc in zip(parts, found, strict=True)
+            for part, doc in zip(parts, found, strict=False)
         ),
-        volume_packs=tuple(sorted({p for d in found for p in d.volume_packs} | dict(volume_packs).keys())),
+        volume_packs=tuple(sorted({pack for doc in found for pack in doc.volume_packs})),
     )
     documents.write(fleet.bucket, documents.manifest_key(store.tenant, manifest.root), document)
     return manifest

@@ -1,0 +1,238 @@
+"""Job directories: uploaded at submission, brought to nodes, joined over the nodes of a job."""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+from pathspec import GitIgnoreSpec
+
+from model.ids import CheckpointId, NodeId
+from model.manifest import Manifest, TreeEntry
+from model.runtime import NodeParts
+from proxy_runtime.checkpoint import Part, Store, volume
+from proxy_runtime.checkpoint.merkle import CHUNK_REF
+from proxy_runtime.checkpoint.parts import node_of
+from proxy_runtime.storage import documents
+from proxy_runtime.storage.checkpoints import fetch_tree, push, push_packs
+from proxy_runtime.storage.documents import VolumeDocument
+from proxy_runtime.storage.errors import StorageError, from_os_error, missing
+from proxy_runtime.storage.fleet import FleetStore
+from proxy_runtime.storage.remote import RemotePacks
+from proxy_runtime.storage.transfers import Progress
+from proxy_runtime.storage.volume_merge import merge
+
+IGNORE_FILE = ".ergoignore"
+ALWAYS_IGNORED = (".git/", "__pycache__/", ".venv/")
+LIMIT_BYTES = 1 << 30
+TOO_LARGE = "storage.too-large"
+
+_log = structlog.get_logger(__name__)
+
+
+def upload_directory(
+    fleet: FleetStore,
+    tenant: str,
+    path: Path,
+    *,
+    limit_bytes: int = LIMIT_BYTES,
+    progress: Progress | None = None,
+) -> CheckpointId:
+    """Puts a directory into the bucket, for jobs to be started in. The same directory has the same id.
+
+    Left out are what ``.ergoignore`` names (as in ``.gitignore``), ``.git``, ``__pycache__`` and ``.venv`` unless it
+    names them with ``!``, sockets and devices.
+
+    Args:
+        fleet: the fleet's store.
+        tenant: whose it is.
+        path: the directory.
+        limit_bytes: how large it may be.
+        progress: told of bytes.
+
+    Raises:
+        StorageError: it is too large (``storage.too-large``), cannot be read, or the store does not take it.
+    """
+    root = path.absolute()
+    if not root.is_dir():
+        raise StorageError(f"{path} is not a directory.", code="storage.no-directory", remedy="Name the job directory.")
+    try:
+        nodes = tuple(_walk(root))
+    except OSError as error:
+        raise from_os_error(error, "read the job directory", str(error.filename or root)) from error
+    _check_size(root, nodes, limit_bytes)
+    with tempfile.TemporaryDirectory(prefix="ergo-upload-") as scratch:
+        store = fleet.node_store(Path(scratch) / "store", tenant)
+        with store.begin("upload", 0, expected_bytes=sum(node.size for node in nodes)) as writer:
+            writer.add_nodes(Part.volume(), volume.VolumeTree(root, nodes))
+            written = writer.finish_parts()
+        ref = written.refs[Part.volume()]
+        hasher = fleet.hasher(tenant)
+        checkpoint = CheckpointId("ck-" + hasher.node("volume", ref.digest.encode()).hex()[:40])
+        sizes = tuple((pack, store.exchange.path(pack).stat().st_size) for pack in written.packs)
+        document = VolumeDocument(root=checkpoint, key_id=hasher.key_id, volume=ref, packs=sizes)
+        key = documents.volume_key(tenant, checkpoint)
+        if fleet.bucket.size(key) is None:
+            fleet.bucket.put(documents.tree_key(tenant, ref), store.exchange.tree_bytes(ref))
+            # As parts first: they keep the packs until the volume does, which is there only when it is whole.
+            keeper = NodeParts(NodeId("upload", 1), (), (), ref)
+            documents.write(
+                fleet.bucket, documents.parts_key(tenant, keeper), documents.PartsDocument(node="upload", packs=sizes)
+            )
+            push_packs(fleet, store, sizes, progress=progress)
+            documents.write(fleet.bucket, key, document)
+    return checkpoint
+
+
+def materialize(
+    fleet: FleetStore, tenant: str, checkpoint: str, dest: Path, *, progress: Progress | None = None
+) -> Path:
+    """Makes an uploaded directory on this machine: whole or not at all, and once.
+
+    Args:
+        fleet: the fleet's store.
+        tenant: whose it is.
+        checkpoint: what `upload_directory` has returned.
+        dest: a directory that is missing; where it is there, nothing is done.
+        progress: told of bytes.
+
+    Raises:
+        StorageError: it is not in the bucket, or the disk is full.
+        CheckpointError: it is damaged.
+    """
+    if dest.is_dir():
+        return dest
+    document = read_volume(fleet, tenant, checkpoint)
+    entries = fetch_tree(fleet, tenant, document.volume).entries
+    fresh = dest.with_name(f".{dest.name}.{secrets.token_hex(6)}")
+    try:
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        write_entries(RemotePacks(fleet.bucket, tenant, fleet.hasher(tenant), document.packs), entries, fresh, progress)
+        try:
+            fresh.rename(dest)
+        except OSError:
+            if not dest.is_dir():  # somebody else was faster
+                raise
+    except OSError as error:
+        raise from_os_error(error, "bring the job directory", str(error.filename or dest)) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return dest
+
+
+def read_volume(fleet: FleetStore, tenant: str, checkpoint: str) -> VolumeDocument:
+    """The document of an uploaded directory.
+
+    Raises:
+        StorageError: it is not in the bucket.
+    """
+    document = documents.read(fleet.bucket, documents.volume_key(tenant, checkpoint), VolumeDocument)
+    if document is None:
+        raise missing(f"The uploaded directory {checkpoint}", fleet.bucket.url)
+    return document
+
+
+def write_entries(
+    packs: RemotePacks, entries: Sequence[TreeEntry], dest: Path, progress: Progress | None = None
+) -> None:
+    """Makes the objects of a tree in ``dest``, an empty or missing directory."""
+    nodes = [node_of(entry) for entry in entries]
+    volume.create(nodes, dest)
+    files = [(e, n) for e, n in zip(entries, nodes, strict=True) if e.kind == "file"]
+    packs.fill(((dest / os.fsdecode(node.path), entry) for entry, node in files), progress)
+    volume.finish(nodes, dest)
+
+
+def join_volumes(
+    fleet: FleetStore, store: Store, job: str, epoch: int, base: Manifest | None, parts: Sequence[NodeParts]
+) -> tuple[NodeParts | None, tuple[str, ...]]:
+    """Joins what the nodes of a job have in its directory, pushed by all of them, into the volume of a checkpoint.
+
+    Args:
+        fleet: the fleet's store.
+        store: of the node that commits; the joined list of files goes there and into the bucket.
+        job: the job.
+        epoch: the epoch that takes the checkpoint.
+        base: the checkpoint that the epoch began with.
+        parts: of all nodes.
+
+    Returns:
+        The volume as parts of their own, for `checkpoints.assemble`, None where all nodes have the same; and warnings.
+
+    Raises:
+        StorageError: a list of files is not in the bucket.
+        CheckpointError: one is damaged.
+    """
+    having = {str(part.node): part.volume for part in parts if part.volume is not None}
+    if len({ref.digest for ref in having.values()}) < 2:
+        return None, ()
+    trees = {node: fetch_tree(fleet, store.tenant, ref) for node, ref in having.items()}
+    before = None if base is None or base.volume is None else fetch_tree(fleet, store.tenant, base.volume)
+    merged = merge(before, trees)
+    for warning in merged.warnings:
+        _log.warning("volumes differ", job=job, epoch=int(epoch), detail=warning)
+    with store.begin(job, epoch) as writer:
+        for entry in merged.tree.entries:
+            writer.add_entry(Part.volume(), entry, list(CHUNK_REF.iter_unpack(_raw(entry))))
+        written = writer.finish_parts()
+    joined = NodeParts(parts[0].node, (), (), written.volume)
+    push(fleet, store, joined, written.packs)
+    return joined, merged.warnings
+
+
+def _raw(entry: TreeEntry) -> bytes:
+    return base64.b64decode(entry.chunks)
+
+
+def _walk(root: Path) -> Iterator[volume.Node]:
+    own = root / IGNORE_FILE
+    lines = own.read_text(encoding="utf-8", errors="replace").splitlines() if own.is_file() else []
+    ignored = GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *lines])
+    base = os.fsencode(root)
+    pending = [b""]
+    while pending:
+        path = pending.pop()
+        info = os.lstat(os.path.join(base, path))
+        is_dir = stat.S_ISDIR(info.st_mode)
+        if stat.S_ISSOCK(info.st_mode) or stat.S_ISCHR(info.st_mode) or stat.S_ISBLK(info.st_mode):
+            continue
+        if path and ignored.match_file(os.fsdecode(path) + ("/" if is_dir else "")):
+            continue
+        node = volume.read_node(base, path or b".", info)
+        yield replace(node, xattrs={k: v for k, v in node.xattrs.items() if not k.startswith("trusted.")})
+        if is_dir:
+            names = sorted(os.listdir(os.path.join(base, path)), reverse=True)
+            pending += [os.path.join(path, name) for name in names]
+
+
+def _check_size(root: Path, nodes: Sequence[volume.Node], limit: int) -> None:
+    total = sum(node.size for node in nodes)
+    if total <= limit:
+        return
+    sizes: Counter[str] = Counter()
+    for node in nodes:
+        sizes[os.fsdecode(node.path.split(b"/")[0])] += node.size
+    largest = ", ".join(f"{name} ({_human(size)})" for name, size in sizes.most_common(3) if size)
+    raise StorageError(
+        f"The job directory {root} has {_human(total)}, more than the limit of {_human(limit)}; its largest "
+        f"entries are {largest}.",
+        code=TOO_LARGE,
+        remedy=f"Name what the job does not need in {root / IGNORE_FILE}, or mount big data on the nodes by its path.",
+    )
+
+
+def _human(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
