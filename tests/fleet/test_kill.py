@@ -1,0 +1,104 @@
+"""Each process of the fleet is killed while a job runs: its bits are right, no event is lost, no epoch doubled."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from model.job_state import JobPhase
+from tests.fleet.harness import ROOT, digests, job_directory, require_whole
+
+pytestmark = pytest.mark.slow
+
+RANKS = 2
+GPT = ("--steps", "500", "--d-model", "64", "--layers", "2", "--sync-every", "1", "--log-every", "0")
+SUBMIT = ("--tier", "basic", "--ranks", str(RANKS), "--checkpoint-every", "5")
+
+
+def submit(fleet, tmp_path, name):
+    directory = job_directory(tmp_path / name, "char_gpt.py")
+    return fleet.submit(directory, *SUBMIT, "--name", name, "char_gpt.py", *GPT, "--out", "results")
+
+
+def require_right(fleet, job, tmp_path, untouched):
+    view = fleet.until_phase(job, JobPhase.COMPLETED)
+    fleet.ergo("download", job, "results", str(tmp_path / "results"))
+    assert digests(tmp_path / "results", RANKS) == untouched("char_gpt.py", RANKS, *GPT)
+    fleet.until(lambda: fleet.show(job).unpublished_events == 0, "all events are published")
+    require_whole(fleet.events(job))
+    return view
+
+
+@pytest.mark.parametrize(
+    "module", ["infra.cluster_worker", "infra.job_worker", "kafka.Kafka", "start-dev", "infra.node_agent"]
+)
+def test_a_part_of_the_fleet_is_killed(fleet, tmp_path, untouched, module):
+    job = submit(fleet, tmp_path, "killed-part")
+    fleet.until_step(job, 50)
+    fleet.kill(module)
+    at = fleet.step(job)
+    fleet.until_step(job, at + 50)
+    fleet.ergo("preempt", job, "--wait")
+    fleet.ergo("resume", job)
+    view = require_right(fleet, job, tmp_path, untouched)
+    assert view.recoveries == 0, "the job itself was not to notice"
+
+
+def test_a_node_whose_processes_are_all_killed_and_stays_away(fleet, tmp_path, untouched):
+    # A third node, not supervised: nobody starts its agent again.
+    directory = tmp_path / "node-3"
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "infra.node_agent", "--name", "node-3", "--dir", str(directory), "--devices", "2"],
+        env=fleet.env,
+        cwd=ROOT,
+    )
+    try:
+        fleet.until(lambda: fleet.store.node("node-3"), "node-3 has registered")
+        job = submit(fleet, tmp_path, "lost-node")
+        fleet.until_step(job, 20)
+        if fleet.node_of(job).name != "node-3":
+            fleet.ergo("migrate", job, "--to", "node-3", "--wait")
+        fleet.until(lambda: fleet.show(job).checkpoints, "a checkpoint is committed")
+        agent.kill()
+        for process in fleet.processes(str(directory)):
+            process.kill()
+        view = require_right(fleet, job, tmp_path, untouched)
+        assert view.recoveries == 1
+        assert all(device.node.name != "node-3" for device in view.transitions[-2].devices)
+    finally:
+        agent.kill()
+        agent.wait()
+
+
+def test_all_processes_of_a_job_on_a_node_are_killed(fleet, tmp_path, untouched):
+    job = submit(fleet, tmp_path, "lost-part")
+    fleet.until(lambda: fleet.show(job).checkpoints, "a checkpoint is committed")
+    for process in fleet.processes("proxy_runtime.shim"):
+        process.kill()
+    assert require_right(fleet, job, tmp_path, untouched).recoveries == 1
+
+
+def test_every_workflow_continues_as_new_under_a_running_job(fleet, tmp_path, untouched):
+    job = submit(fleet, tmp_path, "renewed")
+    fleet.until_step(job, 50)
+    client = fleet.client()
+    runs = {}
+    for workflow in (job, "cluster/local"):
+        handle = client.get_workflow_handle(workflow)
+        runs[workflow] = fleet.wait(handle.describe()).run_id
+        fleet.wait(handle.signal("renew"))
+    for workflow, run in runs.items():
+        fleet.until(
+            lambda workflow=workflow, run=run: (
+                fleet.wait(client.get_workflow_handle(workflow).describe()).run_id != run
+            ),
+            f"{workflow} has continued as new",
+        )
+    at = fleet.step(job)
+    fleet.until_step(job, at + 20)
+    fleet.ergo("preempt", job, "--wait")
+    fleet.ergo("resume", job)
+    view = require_right(fleet, job, tmp_path, untouched)
+    assert (view.recoveries, view.preemptions) == (0, 1)
