@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from temporalio import workflow
@@ -19,6 +19,7 @@ from model.runtime import (
     CollectiveTarget,
     NodeParts,
     Outcome,
+    RuntimeCode,
 )
 from workflows.job import parts
 from workflows.job.calls import each, every, on_node
@@ -28,6 +29,9 @@ from workflows.job.errors import OperationFailed
 
 STOP_S = 30.0
 """Seconds in which every queue of a node comes to a message boundary, beside the wait for the end of a step."""
+
+BEGINNING = timedelta(seconds=30)
+"""How long after a placement a node may not know of it yet."""
 
 WRITE_S = 1800.0
 COMMIT_S = 300.0
@@ -93,7 +97,16 @@ async def _take(
     async def stop(node: NodeId) -> BarrierResult:
         request = BarrierInput(state.job, state.epoch, cut, "stop", limit_s, prefer_step_s=prefer_s)
         story = f"cut {cut}: hold {node.name}"
-        return await on_node(job, Activity.BARRIER, node, request, BarrierResult, story=story, limit_s=limit_s + 15)
+        while True:
+            try:
+                return await on_node(
+                    job, Activity.BARRIER, node, request, BarrierResult, story=story, limit_s=limit_s + 15
+                )
+            except OperationFailed as error:
+                # What has just been placed is known to its node as soon as that has picked `attend` up.
+                if error.code != RuntimeCode.UNKNOWN or not _just_begun(job):
+                    raise
+            await workflow.sleep(timedelta(seconds=1), summary=f"until {node.name} attends the job")
 
     async def finish(node: NodeId, goals: tuple[CollectiveTarget, ...]) -> BarrierResult:
         request = BarrierInput(state.job, state.epoch, cut, "finish", STOP_S, targets=goals)
@@ -206,6 +219,13 @@ def completed_nodes(job: Job) -> tuple[NodeId, ...]:
     """Nodes whose ranks have all ended by themselves."""
     done = (*parts.ended(job, Outcome.COMPLETED), *parts.ended(job, Outcome.FAILED))
     return tuple(part.node for part in done)
+
+
+def _just_begun(job: Job) -> bool:
+    since = job.attended_at
+    return (
+        since is not None and workflow.now() - since < BEGINNING and not any(part.over for part in job.parts.values())
+    )
 
 
 def _live_stop_ms(written: list[CheckpointResult]) -> float | None:

@@ -76,8 +76,10 @@ class Job:
         parts: of the current epoch.
         directives: not looked at yet, oldest first.
         requests: people's, not begun yet.
+        opened: this run of the workflow has its generation.
         cancel: why the job is to be cancelled; empty where it is not.
         reopen: why the record has to be opened again; empty where it has not.
+        attended_at: when the parts of the epoch were last begun to be attended.
         dirty: the state has changed since the scheduler was told.
         operation: what is under way, for people.
     """
@@ -91,7 +93,9 @@ class Job:
     moving: Request | None = None
     cancel: str = ""
     reopen: str = ""
+    opened: bool = False
     renew: bool = False
+    attended_at: datetime | None = None
     dirty: bool = False
     telling: bool = False
     attributes: dict[str, str | int | list[str]] = field(default_factory=dict[str, "str | int | list[str]"])
@@ -192,8 +196,10 @@ class Job:
         action = "reject" if directive.action == "refuse" else directive.action
         if action in ("wait", "lost"):
             return
-        placed = PlacementData(devices=directive.devices, device_of_rank=directive.device_of_rank)
         try:
+            placed = None
+            if directive.devices:
+                placed = PlacementData(devices=directive.devices, device_of_rank=directive.device_of_rank)
             data = DecisionData.model_validate(
                 {
                     "action": action,
@@ -201,13 +207,6 @@ class Job:
                     "policy": directive.policy,
                     "state_digest": directive.state_digest,
                     "placement": placed,
-                }
-                if directive.devices
-                else {
-                    "action": action,
-                    "reason": directive.reason,
-                    "policy": directive.policy,
-                    "state_digest": directive.state_digest,
                 }
             )
         except (ModelError, ValidationError) as error:

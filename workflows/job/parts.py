@@ -28,6 +28,7 @@ def attend(job: Job, start: Literal["fresh", "restored"]) -> None:
     if placement is None:
         return
     job.parts = {node: Part(node, placement.epoch) for node in placement.nodes}
+    job.attended_at = workflow.now()
     for part in job.parts.values():
         ranks = len(placement.ranks_at(part.node))
         request = AttendInput(job.state.job, placement.epoch, part.node, job.spec, placement, start)

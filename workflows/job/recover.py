@@ -124,7 +124,7 @@ async def _opened(job: Job) -> OpenJobResult:
 
 
 def _generation(job: Job, generation: int) -> None:
-    state = job.state
+    state, job.opened = job.state, True
     if generation != state.generation:
         state.generation = type(state.generation)(generation)
         state.notice = 0

@@ -19,7 +19,7 @@ async def publish(job: Job) -> None:
     """Publishes events in order, one activity at a time, for ever."""
     state = job.state
     while True:
-        await workflow.wait_condition(lambda: bool(state.outbox.unpublished and state.generation and not job.reopen))
+        await workflow.wait_condition(lambda: bool(state.outbox.unpublished and job.opened and not job.reopen))
         events = outbox.next_batch(
             state.outbox,
             job=state.job,
@@ -51,7 +51,7 @@ async def notify(job: Job) -> None:
     """Tells the scheduler how the job stands, whenever that has changed: the whole state, the latest only."""
     state = job.state
     while True:
-        await workflow.wait_condition(lambda: bool(job.dirty and state.generation and not job.reopen))
+        await workflow.wait_condition(lambda: bool(job.dirty and job.opened and not job.reopen))
         job.dirty = False
         job.telling = True
         state.notice += 1

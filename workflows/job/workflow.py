@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import timedelta, timezone
-from typing import Any
+from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
+from model.codec import from_value
 from model.control import (
     TELL_AGAIN,
     CancelRequest,
@@ -33,6 +34,8 @@ from workflows.job import driver, outbox, recover, telling
 from workflows.job.core import Job, Request, keep_last
 from workflows.job.state import KEPT_DECISIONS, KEPT_LOST, JobState, MoveRequest
 from workflows.job.views import details, view
+
+T = TypeVar("T")
 
 ANSWER = timedelta(seconds=120)
 """How long a request to move waits for the scheduler's answer."""
@@ -171,22 +174,23 @@ class JobWorkflow:
     # -- updates --
 
     @workflow.update(name=Update.PREEMPT.value, description="Suspend the job and hold it until `resume`.")
-    async def preempt(self, request: PreemptRequest | None = None) -> OperationResult:
+    async def preempt(self, request: Any = None) -> OperationResult:
         """Checkpoint, give up the devices, hold."""
-        asked = request or PreemptRequest()
+        asked = _read(PreemptRequest, request)
         return await self._ask(Request("preempt", asked.reason or "A person preempted it."), wait=asked.wait)
 
     @preempt.validator
-    def _may_preempt(self, request: PreemptRequest | None = None) -> None:
+    def _may_preempt(self, request: Any = None) -> None:
+        _read(PreemptRequest, request)
         self._not_ended()
         self._no_backlog()
         if self._job.state.held:
             raise _refusal("The job is held already.")
 
     @workflow.update(name=Update.RESUME.value, description="Let a held job go on.")
-    async def resume(self, request: ResumeRequest | None = None) -> OperationResult:
+    async def resume(self, request: Any = None) -> OperationResult:
         """Let a held job go on as soon as there are devices."""
-        asked = request or ResumeRequest()
+        asked = _read(ResumeRequest, request)
         answer = await self._ask(Request("resume", asked.reason or "A person resumed it."), wait=True)
         if not asked.wait:
             return answer
@@ -197,28 +201,30 @@ class JobWorkflow:
         return OperationResult(state.phase, f"The job is {state.phase}.", state.checkpoint)
 
     @resume.validator
-    def _may_resume(self, request: ResumeRequest | None = None) -> None:
+    def _may_resume(self, request: Any = None) -> None:
+        _read(ResumeRequest, request)
         self._not_ended()
         state = self._job.state
         if not state.held and not any(other.kind == "preempt" for other in self._job.requests):
             raise _refusal(f"The job is not held by a person: it is {state.phase}. {state.waiting}".strip())
 
     @workflow.update(name=Update.CHECKPOINT.value, description="Take a checkpoint while the job runs on.")
-    async def checkpoint(self, request: CheckpointRequest | None = None) -> OperationResult:
+    async def checkpoint(self, request: Any = None) -> OperationResult:
         """Take a checkpoint while the job runs on."""
-        asked = request or CheckpointRequest()
+        asked = _read(CheckpointRequest, request)
         return await self._ask(Request("checkpoint", asked.reason), wait=asked.wait)
 
     @checkpoint.validator
-    def _may_checkpoint(self, request: CheckpointRequest | None = None) -> None:
+    def _may_checkpoint(self, request: Any = None) -> None:
+        _read(CheckpointRequest, request)
         self._running("kept in a checkpoint")
 
     @workflow.update(name=Update.MIGRATE.value, description='Go on at another node: {"to": NAME}.')
-    async def migrate(self, request: MigrateRequest) -> OperationResult:
+    async def migrate(self, request: Any = None) -> OperationResult:
         """Asks the scheduler for a place at the node, and goes on there."""
-        job = self._job
-        asked = Request("migrate", request.reason, to=request.to, id=str(workflow.uuid4()))
-        job.moving, job.state.move = asked, MoveRequest(asked.id, request.to)
+        job, wanted = self._job, _read(MigrateRequest, request)
+        asked = Request("migrate", wanted.reason, to=wanted.to, id=str(workflow.uuid4()))
+        job.moving, job.state.move = asked, MoveRequest(asked.id, wanted.to)
         job.dirty = True
         try:
             await workflow.wait_condition(
@@ -230,37 +236,39 @@ class JobWorkflow:
             driver.refuse(asked, f"The scheduler has not answered within {ANSWER.seconds} s: look after its worker.")
         if job.state.phase.ended:
             driver.refuse(asked, f"The job is {job.state.phase}.")
-        if asked.accepted and request.wait:
+        if asked.accepted and wanted.wait:
             await workflow.wait_condition(lambda: asked.over or job.state.phase.ended)
         if asked.refused is not None:
             self._withdraw(asked)
             raise _refusal(asked.refused.message, asked.refused.code)
         if asked.result is not None:
             return asked.result
-        return OperationResult(job.state.phase, f"The scheduler agrees: it moves to {request.to}.")
+        return OperationResult(job.state.phase, f"The scheduler agrees: it moves to {wanted.to}.")
 
     @migrate.validator
-    def _may_migrate(self, request: MigrateRequest) -> None:
+    def _may_migrate(self, request: Any = None) -> None:
+        wanted = _read(MigrateRequest, request)
         self._running("moved")
         if self._job.moving is not None:
             raise _refusal(f"The job is asked to move to {self._job.moving.to} already.")
-        if request.to in {node.name for node in self._job.nodes}:
-            raise _refusal(f"The job runs at {request.to} already.")
+        if wanted.to in {node.name for node in self._job.nodes}:
+            raise _refusal(f"The job runs at {wanted.to} already.")
 
     @workflow.update(name=Update.RESIZE.value, description="Go on at another width.")
-    async def resize(self, request: ResizeRequest) -> OperationResult:
+    async def resize(self, request: Any = None) -> OperationResult:
         """Not possible yet: its validator refuses it."""
         raise _refusal("A job cannot be resized yet.")
 
     @resize.validator
-    def _may_resize(self, request: ResizeRequest) -> None:
+    def _may_resize(self, request: Any = None) -> None:
+        _read(ResizeRequest, request)
         self._not_ended()
         raise _refusal("A job cannot be resized yet: this build places every rank on a device of its own.")
 
     @workflow.update(name=Update.CANCEL.value, description="End the job for good.")
-    async def cancel(self, request: CancelRequest | None = None) -> OperationResult:
+    async def cancel(self, request: Any = None) -> OperationResult:
         """Stops the ranks; the job is cancelled."""
-        asked = request or CancelRequest()
+        asked = _read(CancelRequest, request)
         state = self._job.state
         self._job.cancel = asked.reason or "A person cancelled it."
         if asked.wait:
@@ -269,7 +277,8 @@ class JobWorkflow:
         return OperationResult(state.phase, "It is being cancelled.", state.checkpoint)
 
     @cancel.validator
-    def _may_cancel(self, request: CancelRequest | None = None) -> None:
+    def _may_cancel(self, request: Any = None) -> None:
+        _read(CancelRequest, request)
         self._not_ended()
 
     # -- helpers of handlers --
@@ -305,6 +314,14 @@ class JobWorkflow:
         phase = self._job.state.phase
         if phase is not JobPhase.RUNNING:
             raise _refusal(f"The job is {phase}: only a running one can be {what}.")
+
+
+def _read(shape: type[T], request: Any) -> T:
+    """An update's argument; what is wrong with it is said in a sentence, where the SDK would only say that it is."""
+    try:
+        return from_value(shape, {} if request is None else request)
+    except ModelError as error:
+        raise _refusal(str(error), error.code) from error
 
 
 def _refusal(sentence: str, code: str = "job.refused") -> ApplicationError:
