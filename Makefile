@@ -22,21 +22,21 @@ C_FILES = $(shell git ls-files 'proxy_runtime/*.c' 'proxy_runtime/*.cpp' 'proxy_
 PYTHON_FOLDERS := model workflows activities proxy_runtime scheduling events infra cli scripts tests
 PYTHON_FOLDERS += $(wildcard examples benchmarks)
 
-.PHONY: help demo test test-all bench lint format docs lock clean distclean runtime dev native criu system
+.PHONY: help demo test test-all bench lint format docs lock clean distclean runtime dev native criu broker system
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: runtime native criu  ## the promise, shown: a job is cut, moved and goes on, bit for bit
+demo: runtime native criu broker  ## the promise, shown: a job is cut, moved and goes on, bit for bit
 	@$(PY) -m scripts.demo
 
-test: dev native criu  ## the quick tests
+test: dev native criu broker  ## the quick tests
 	@$(PY) -m pytest -m "not slow" $(PYTEST)
 
-test-all: dev native criu  ## every test
+test-all: dev native criu broker  ## every test
 	@$(PY) -m pytest $(PYTEST)
 
-bench: dev native criu  ## benchmarks; ONLY=pattern selects by name
+bench: dev native criu broker  ## benchmarks; ONLY=pattern selects by name
 	@$(PY) -m benchmarks $(ONLY)
 
 lint: dev  ## formatting, style, types, import contract
@@ -78,6 +78,9 @@ native: runtime
 
 criu: runtime
 	@$(PY) -m proxy_runtime.process.criu_setup >/dev/null
+
+broker: runtime
+	@$(PY) -m infra.kafka
 
 $(STAMPS)/venv:
 	@scripts/make_venv.sh $(PYTHON) $(VENV)

@@ -23,7 +23,7 @@ AGENT = "infra.node_agent"
 
 
 def children(fleet_dir: Path, fleet: FleetFile) -> list[Child]:
-    """The processes of a fleet. Services first; workers need them; node agents end before all others."""
+    """The processes of a fleet. Services first, as workers need them; node agents end before all others."""
     environment = python_environment(fleet_dir)
     services: list[Child] = []
     if fleet.temporal_port and fleet.temporal_ui_port:
@@ -32,7 +32,8 @@ def children(fleet_dir: Path, fleet: FleetFile) -> list[Child]:
     if fleet.kafka_port:
         line = kafka.command(kafka.java(), kafka.jars(), fleet_dir / "kafka")
         services.append(Child("kafka", line, environment))
-    needs = tuple(port for port in (fleet.temporal_port, fleet.kafka_port) if port)
+    # Kafka they find when it is there: nothing waits for it but events.
+    needs = (fleet.temporal_port,) if fleet.temporal_port else ()
 
     def python(name: str, *words: str, stage: int, grace_s: float) -> Child:
         return Child(name, [sys.executable, "-m", *words], environment, needs, stage, grace_s)

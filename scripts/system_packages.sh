@@ -10,6 +10,9 @@ need g++ g++
 need cc gcc
 need git git
 need ip iproute2
+# Kafka's broker, and what brings its jars.
+need java default-jre-headless
+need mvn maven
 
 [ ${#missing[@]} -eq 0 ] && exit 0
 

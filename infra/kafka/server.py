@@ -57,8 +57,6 @@ log.cleaner.threads=1
 log.cleaner.dedupe.buffer.size=8388608
 log.segment.bytes=67108864
 log.index.size.max.bytes=1048576
-# An end in order must not wait for other controllers: there are none.
-controlled.shutdown.enable=false
 """
 
 
