@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import structlog
-
 from model.ids import CheckpointId, Step
-from model.manifest import ManifestHeader, NumericsClass, PartRef, RankState
+from model.manifest import Manifest, ManifestHeader, NumericsClass, RankState
 from model.runtime import CheckpointInput, CheckpointResult, NodeParts
-from proxy_runtime.checkpoint.merkle import CHUNK_REF
-from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.node.clock import Clock
 from proxy_runtime.node.launch import network_of
 from proxy_runtime.node.ledger import PartRecord
 from proxy_runtime.shim.header import host_class
-from proxy_runtime.storage import checkpoints
-from proxy_runtime.storage.documents import PackSize
+from proxy_runtime.storage import checkpoints, volumes
 from proxy_runtime.storage.fleet import FleetStore
-from proxy_runtime.storage.volume_merge import merge
-
-_log = structlog.stdlib.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +44,9 @@ class Committer:
         clock = Clock()
         record, parts = self.record, request.commit or ()
         header = self._header(parts, request.parent)
-        volume, packs = self._join(parts)
+        volume, _ = volumes.join_volumes(self.fleet, self.store, record.job, record.epoch, self._base(), parts)
         clock.lap("merge")
-        manifest = checkpoints.assemble(
-            self.fleet, self.store, record.job, record.epoch, header, parts, volume=volume, volume_packs=packs
-        )
+        manifest = checkpoints.assemble(self.fleet, self.store, record.job, record.epoch, header, parts, volume=volume)
         step = Step(min((rank.step for rank in header.ranks), default=0))
         if request.kind == "final":
             self.fleet.commit_final(record.job, record.epoch, manifest.root)
@@ -92,29 +81,11 @@ class Committer:
             parent=parent,
         )
 
-    def _join(self, parts: Sequence[NodeParts]) -> tuple[PartRef | None, Sequence[PackSize]]:
-        """One volume of those of all nodes, and the packs of its list of files, which are in the fleet's store."""
-        tenant, job = self.store.tenant, self.record.job
-        refs = {str(part.node): part.volume for part in parts if part.volume is not None}
-        if len({ref.digest for ref in refs.values()}) < 2:
-            return None, ()
-        base = None if self.record.base is None else checkpoints.fetch_tree(self.fleet, tenant, self.record.base)
-        trees = {node: checkpoints.fetch_tree(self.fleet, tenant, ref) for node, ref in refs.items()}
-        merged = merge(base, trees)
-        for warning in merged.warnings:
-            _log.warning("volumes of nodes differ", job=str(job), what=warning)
-        with self.store.begin(job, self.record.epoch) as writer:
-            for entry in merged.tree.entries:
-                writer.add_entry(Part.volume(), entry, list(CHUNK_REF.iter_unpack(base64.b64decode(entry.chunks))))
-            written = writer.finish_parts()
-        volume = written.volume
-        assert volume is not None
-        # As if this node had written the whole: a later commit merges against it, and nothing of it is garbage.
-        whole = NodeParts(node=parts[0].node, ranks=(), states=(), volume=volume)
-        packs = self.store.exchange.packs_of(volume)
-        sizes = [(pack, self.store.exchange.path(pack).stat().st_size) for pack in packs]
-        checkpoints.push(self.fleet, self.store, whole, packs)
-        return volume, sizes
+    def _base(self) -> Manifest | None:
+        """The checkpoint that the epoch began with; it is kept for as long as the epoch lasts."""
+        if self.record.checkpoint is None:
+            return None
+        return self.store.read(self.record.checkpoint, self.record.job).manifest
 
     def _retain(self) -> None:
         """Keeps the newest checkpoints of the job; what goes wrong with that harms nobody now."""

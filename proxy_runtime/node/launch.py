@@ -125,7 +125,6 @@ def restored_record(
         env=dict(header.env),
         network=header.network,
         checkpoint=manifest.root,
-        base=manifest.volume,
         first_run=first_run,
     )
 

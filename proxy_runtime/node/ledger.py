@@ -17,7 +17,7 @@ from model.codec import from_json, to_json
 from model.errors import ModelError
 from model.ids import CheckpointId, Epoch, JobId
 from model.job_spec import JobSpec
-from model.manifest import PartRef, RankState
+from model.manifest import RankState
 from model.placement import Placement
 from model.shape import Shape
 
@@ -30,7 +30,6 @@ class PartRecord(Shape):
         started: its ranks were started, or restored: where it is gone since, it is lost.
         restored: where its ranks stood when they had been restored.
         checkpoint: what it was restored from; None for a fresh start.
-        base: the volume of that checkpoint, against which a commit joins those of all nodes.
         build_id: of the runtime.
         argv, env, cwd: as every manifest tells them; `env` has no secrets.
         network: of the ranks.
@@ -47,7 +46,6 @@ class PartRecord(Shape):
     env: dict[str, str] = field(default_factory=dict[str, str])
     network: str = "host"
     checkpoint: CheckpointId | None = None
-    base: PartRef | None = None
     started: bool = False
     restored: tuple[RankState, ...] = ()
     first_run: str = ""

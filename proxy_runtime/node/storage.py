@@ -13,7 +13,7 @@ from model.manifest import Manifest
 from model.runtime import NodeParts, TransferInput, TransferResult
 from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.shim.part import PartWritten
-from proxy_runtime.storage import checkpoints, sources
+from proxy_runtime.storage import checkpoints, sources, volumes
 from proxy_runtime.storage.fleet import FleetStore
 
 
@@ -55,7 +55,7 @@ class Storage:
 
     def materialize(self, tenant: TenantId, manifest: CheckpointId, dest: Path) -> None:
         """Brings an uploaded directory into a missing one."""
-        raise NotImplementedError
+        volumes.materialize(self.fleet, tenant, manifest, dest)
 
     def manifest(self, tenant: TenantId, job: JobId, checkpoint: CheckpointId) -> Manifest:
         """A checkpoint's manifest, as a transfer has brought it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,7 +13,7 @@ from proxy_runtime.node.joining import Joined
 from proxy_runtime.shim.layout import PRIVATE_ROOT
 
 Materialize = Callable[[TenantId, CheckpointId, Path], None]
-"""Brings an uploaded directory into a missing one."""
+"""Brings an uploaded directory: whole or not at all, and once."""
 
 
 def inside(spec: JobSpec, job: str) -> str:
@@ -75,15 +74,5 @@ class BaseVolumes:
         return path
 
     def _bring(self, tenant: TenantId, manifest: CheckpointId, folder: Path) -> Path:
-        if folder.is_dir():
-            return folder
-        fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
-        shutil.rmtree(fresh, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._materialize(tenant, manifest, fresh)
-            fresh.rename(folder)
-        except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
-            raise
+        self._materialize(tenant, manifest, folder)
         return folder

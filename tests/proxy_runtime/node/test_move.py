@@ -1,4 +1,4 @@
-"""The promise over nodes: checkpointed, preempted, moved, lost; every value that any rank sees is that of an untouched run."""
+"""The promise over nodes: checkpointed, preempted, moved, lost; every value that any rank sees is as if untouched."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy_runtime.node.errors import NodeError
 from tests.proxy_runtime.node.conftest import World
 from tests.proxy_runtime.node.nodes import Driver, make_spec
 
-SPEC = make_spec("ddp_skew.py", "--epochs", "3", checkpoint={"keep": 1})
+SPEC = make_spec("ddp_skew.py", "--epochs", "12", "--skew", "0.04", checkpoint={"keep": 1})
 
 
 def untouched(world: World) -> dict[int, str]:
