@@ -124,14 +124,16 @@ class NodeAgent:
     async def _end(
         self, runtime: LocalNodeRuntime, lease: Lease, working: asyncio.Task[None], close: Callable[[], None]
     ) -> int:
-        ending = bool(self._superseded) or self.options.end_jobs
+        # `ergo down` tells by a file: the agent was started long before anybody knew how it would end.
+        leaves = self.options.end_jobs or Settings.load().going_down()
+        ending = bool(self._superseded) or leaves
         _log.info("ends", superseded=self._superseded, jobs="ended" if ending else "left running")
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
         if ending:
             await asyncio.to_thread(runtime.end_everything, self._superseded or "The node leaves the fleet.")
         try:
-            await asyncio.to_thread(lease.stop, left=self.options.end_jobs and not self._superseded)
+            await asyncio.to_thread(lease.stop, left=leaves and not self._superseded)
         except ErgoError as error:
             _log.warning("the record does not say that the node has left", error=str(error))
         close()
