@@ -1,4 +1,4 @@
-"""Job directories: uploaded at submission, brought to nodes, joined over the nodes of a job."""
+"""Job directories: uploaded at submission, brought to nodes, and read back from checkpoints."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import shutil
 import stat
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import structlog
 from pathspec import GitIgnoreSpec
 
 from model.ids import CheckpointId, NodeId
-from model.manifest import Manifest, TreeEntry
+from model.manifest import Manifest, PartRef, TreeEntry, encode_path
 from model.runtime import NodeParts
 from proxy_runtime.checkpoint import Part, Store, volume
 from proxy_runtime.checkpoint.merkle import CHUNK_REF
 from proxy_runtime.checkpoint.parts import node_of
 from proxy_runtime.storage import documents
 from proxy_runtime.storage.checkpoints import fetch_tree, push, push_packs
-from proxy_runtime.storage.documents import VolumeDocument
+from proxy_runtime.storage.documents import CheckpointDocument, PackSize, VolumeDocument
 from proxy_runtime.storage.errors import StorageError, from_os_error, missing
 from proxy_runtime.storage.fleet import FleetStore
 from proxy_runtime.storage.remote import RemotePacks
@@ -36,7 +36,7 @@ ALWAYS_IGNORED = (".git/", "__pycache__/", ".venv/")
 LIMIT_BYTES = 1 << 30
 TOO_LARGE = "storage.too-large"
 
-_log = structlog.get_logger(__name__)
+_log = structlog.stdlib.get_logger(__name__)
 
 
 def upload_directory(
@@ -96,12 +96,12 @@ def upload_directory(
 def materialize(
     fleet: FleetStore, tenant: str, checkpoint: str, dest: Path, *, progress: Progress | None = None
 ) -> Path:
-    """Makes an uploaded directory on this machine: whole or not at all, and once.
+    """Makes an uploaded directory, or the volume of a checkpoint, on this machine: whole or not at all, and once.
 
     Args:
         fleet: the fleet's store.
         tenant: whose it is.
-        checkpoint: what `upload_directory` has returned.
+        checkpoint: what `upload_directory` has returned, or a checkpoint's id.
         dest: a directory that is missing; where it is there, nothing is done.
         progress: told of bytes.
 
@@ -111,12 +111,12 @@ def materialize(
     """
     if dest.is_dir():
         return dest
-    document = read_volume(fleet, tenant, checkpoint)
-    entries = fetch_tree(fleet, tenant, document.volume).entries
+    ref, packs = _volume_of(fleet, tenant, checkpoint)
+    entries = fetch_tree(fleet, tenant, ref).entries
     fresh = dest.with_name(f".{dest.name}.{secrets.token_hex(6)}")
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)
-        write_entries(RemotePacks(fleet.bucket, tenant, fleet.hasher(tenant), document.packs), entries, fresh, progress)
+        _write_entries(RemotePacks(fleet.bucket, tenant, fleet.hasher(tenant), packs), entries, fresh, progress)
         try:
             fresh.rename(dest)
         except OSError:
@@ -129,19 +129,7 @@ def materialize(
     return dest
 
 
-def read_volume(fleet: FleetStore, tenant: str, checkpoint: str) -> VolumeDocument:
-    """The document of an uploaded directory.
-
-    Raises:
-        StorageError: it is not in the bucket.
-    """
-    document = documents.read(fleet.bucket, documents.volume_key(tenant, checkpoint), VolumeDocument)
-    if document is None:
-        raise missing(f"The uploaded directory {checkpoint}", fleet.bucket.url)
-    return document
-
-
-def write_entries(
+def _write_entries(
     packs: RemotePacks, entries: Sequence[TreeEntry], dest: Path, progress: Progress | None = None
 ) -> None:
     """Makes the objects of a tree in ``dest``, an empty or missing directory."""
@@ -182,15 +170,140 @@ def join_volumes(
         _log.warning("volumes differ", job=job, epoch=int(epoch), detail=warning)
     with store.begin(job, epoch) as writer:
         for entry in merged.tree.entries:
-            writer.add_entry(Part.volume(), entry, list(CHUNK_REF.iter_unpack(_raw(entry))))
+            writer.add_entry(Part.volume(), entry, list(CHUNK_REF.iter_unpack(base64.b64decode(entry.chunks))))
         written = writer.finish_parts()
     joined = NodeParts(parts[0].node, (), (), written.volume)
     push(fleet, store, joined, written.packs)
     return joined, merged.warnings
 
 
-def _raw(entry: TreeEntry) -> bytes:
-    return base64.b64decode(entry.chunks)
+def list_files(fleet: FleetStore, tenant: str, checkpoint: str) -> tuple[TreeEntry, ...]:
+    """The objects of a checkpoint's volume, or of an uploaded directory, parents first.
+
+    Raises:
+        StorageError: there is no such checkpoint.
+        CheckpointError: it is damaged.
+    """
+    return fetch_tree(fleet, tenant, _volume_of(fleet, tenant, checkpoint)[0]).entries
+
+
+def read_file(fleet: FleetStore, tenant: str, checkpoint: str, path: str) -> bytes:
+    """The content of one file of a checkpoint's volume, or of an uploaded directory.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        StorageError: there is no such checkpoint, or the store does not answer.
+        CheckpointError: it is damaged.
+    """
+    ref, packs = _volume_of(fleet, tenant, checkpoint)
+    by_path = {entry.path: entry for entry in fetch_tree(fleet, tenant, ref).entries}
+    entry = by_path.get(encode_path(os.fsencode(path)))
+    if entry is not None and entry.kind == "hardlink":
+        entry = by_path.get(entry.target or "")
+    if entry is None or entry.kind != "file":
+        raise FileNotFoundError(f"{path} is not a file of {checkpoint}.")
+    return RemotePacks(fleet.bucket, tenant, fleet.hasher(tenant), packs).content(entry)
+
+
+def fetch_files(
+    fleet: FleetStore,
+    tenant: str,
+    checkpoint: str,
+    files: Iterable[tuple[TreeEntry, Path]],
+    *,
+    progress: Progress | None = None,
+) -> None:
+    """Writes the contents of some regular files of `list_files`, each to a path that must not exist.
+
+    Raises:
+        StorageError: there is no such checkpoint, something is in the way, or the disk is full.
+        CheckpointError: it is damaged.
+    """
+    _, packs = _volume_of(fleet, tenant, checkpoint)
+    wanted: list[tuple[Path, TreeEntry]] = []
+    for entry, path in files:
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                os.ftruncate(fd, entry.size)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise from_os_error(error, f"write {path.name}", str(path.parent)) from error
+        wanted.append((path, entry))
+    RemotePacks(fleet.bucket, tenant, fleet.hasher(tenant), packs).fill(wanted, progress)
+
+
+def download(
+    fleet: FleetStore,
+    tenant: str,
+    checkpoint: str,
+    path: str,
+    dest: Path,
+    *,
+    base: str | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Writes a file or directory of a job's directory, as it is in a checkpoint, to a path that is not there yet.
+
+    Args:
+        fleet: the fleet's store.
+        tenant: whose it is.
+        checkpoint: of a job, whose changes are in it.
+        path: relative to the job directory; ``.`` for all of it.
+        dest: the copy's name.
+        base: the uploaded directory that the job was submitted with.
+        progress: told of bytes of each layer.
+
+    Raises:
+        StorageError: the path leads out of the directory (``storage.path``) or is not there (``storage.missing``), or
+            something is at ``dest``.
+        CheckpointError: it is damaged.
+    """
+    place = PurePosixPath(path)
+    if place.is_absolute() or ".." in place.parts:
+        raise StorageError(
+            f"{path} is not a path within the job directory.",
+            code="storage.path",
+            remedy="Give it relative to that directory.",
+        )
+    if os.path.lexists(dest):
+        raise StorageError(f"{dest} is there already.", code="storage.path", remedy="Name another place.")
+    scratch = dest.absolute().parent / f".ergo-download-{secrets.token_hex(6)}"
+    try:
+        scratch.mkdir(mode=0o700)
+        whole, changes = scratch / "base", scratch / "changes"
+        if base is None:
+            whole.mkdir()
+        else:
+            materialize(fleet, tenant, base, whole, progress=progress)
+        materialize(fleet, tenant, checkpoint, changes, progress=progress)
+        if (changes / "directory").is_dir():
+            volume.merge_back(changes / "directory", whole)
+        found = whole / place
+        # No link on the way may lead out of the copy.
+        inside = found == whole or found.parent.resolve().is_relative_to(whole.resolve())
+        if not inside or not os.path.lexists(found):
+            raise missing(path, f"the directory of checkpoint {checkpoint[:15]}")
+        found.rename(dest)
+    except OSError as error:
+        raise from_os_error(error, f"write {dest.name}", str(dest.parent)) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return dest
+
+
+def _volume_of(fleet: FleetStore, tenant: str, checkpoint: str) -> tuple[PartRef, Sequence[PackSize]]:
+    """Where the volume of a checkpoint, or an uploaded directory, lies."""
+    uploaded = documents.read(fleet.bucket, documents.volume_key(tenant, checkpoint), VolumeDocument)
+    if uploaded is not None:
+        return uploaded.volume, uploaded.packs
+    key = documents.manifest_key(tenant, checkpoint)
+    document = documents.read(fleet.bucket, key, CheckpointDocument)
+    if document is None or document.manifest.volume is None:
+        raise missing(f"A volume of {checkpoint}", fleet.bucket.url)
+    packs = [item for item in document.packs if not document.volume_packs or item[0] in document.volume_packs]
+    return document.manifest.volume, packs
 
 
 def _walk(root: Path) -> Iterator[volume.Node]:
