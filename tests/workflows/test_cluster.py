@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import stamina
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Replayer, Worker
 
@@ -117,7 +118,15 @@ async def lab(
 
 @pytest.fixture
 async def client(temporal_server: str) -> Client:
-    return await Client.connect(temporal_server, data_converter=DATA_CONVERTER)
+    return await connect(temporal_server)
+
+
+async def connect(address: str) -> Client:
+    """A server listens a moment before it is healthy."""
+    async for attempt in stamina.retry_context(on=RuntimeError, timeout=60, attempts=None, wait_max=0.5):
+        with attempt:
+            return await Client.connect(address, data_converter=DATA_CONVERTER)
+    raise AssertionError("unreachable")
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +171,7 @@ async def replay(history: str) -> None:
 
 
 async def test_a_terminated_job_gives_its_devices_back(client: Client, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("scheduling.ledger.DRAIN_S", 0.1)
+    monkeypatch.setattr("scheduling.ledger.DRAIN_S", 0.0)
     async with lab(client, tmp_path) as cluster:
         await cluster.nodes(node("node-1"))
         first = await cluster.submit("gpt", 2)
@@ -171,8 +180,7 @@ async def test_a_terminated_job_gives_its_devices_back(client: Client, tmp_path:
         cluster.floor.owner.clear()
         second = await cluster.submit("cnn", 2, "premium")
         # Preempting the terminated one finds that it is gone; its node says that nothing is left.
-        await until(lambda: len(cluster.state().jobs) == 1, "the scheduler knows")
-        await asyncio.sleep(0.2)
+        await until(lambda: cluster.state().draining, "the scheduler knows")
         await cluster.nodes(node("node-1"))
         await until(lambda: cluster.owners() == {"cnn": 2}, "the next one runs")
         await second.signal(FakeJob.finish)
@@ -245,7 +253,7 @@ async def test_the_worker_is_killed_again_and_again(tmp_path: Path):
 
     worker = start()
     try:
-        client = await Client.connect(server.address, data_converter=DATA_CONVERTER)
+        client = await connect(server.address)
         async with lab(client, store, scheduler=False, queue="ergo-cluster", name="local") as cluster:
             await cluster.nodes(node("node-1", 4), node("node-2", 4))
             tiers = itertools.cycle(["basic", "premium", "standard"])

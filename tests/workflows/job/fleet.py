@@ -15,6 +15,7 @@ from typing import Any
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.job import JobActivities
@@ -87,6 +88,7 @@ class Fleet:
         ]
         self._stack = contextlib.AsyncExitStack()
         self._workers: dict[str, Worker] = {}
+        self._jobs: list[str] = []
 
     @contextlib.asynccontextmanager
     async def up(self) -> AsyncIterator[Fleet]:
@@ -99,6 +101,9 @@ class Fleet:
             await self._run("cluster", Worker(self.client, task_queue=CLUSTER_TASK_QUEUE, activities=[self.notify]))
             yield self
         finally:
+            for job in self._jobs:  # a later test's workers would go on with what this one leaves
+                with contextlib.suppress(RPCError):
+                    await self.client.get_workflow_handle(job).terminate("the test is over")
             for node in self.nodes:  # attends that hang would hold the workers
                 for part in node.parts.values():
                     part.outcome = part.outcome or Outcome.STOPPED
@@ -144,6 +149,7 @@ class Fleet:
         handle = await self.client.start_workflow(
             JOB_WORKFLOW, spec, id=job or f"job-{uuid.uuid4().hex[:8]}", task_queue=JOB_TASK_QUEUE
         )
+        self._jobs.append(handle.id)
         return Handle(self, handle)
 
 

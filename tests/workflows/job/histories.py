@@ -1,0 +1,147 @@
+"""Writes the golden histories: `python -m tests.workflows.job.histories`, from the root of the repository.
+
+A history that is committed stays: workflows that began with an older build must go on with a newer one. After a change
+that needs `workflow.patched`, add histories beside the old ones, do not write these again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from temporalio.client import WorkflowFailureError, WorkflowUpdateStage
+from temporalio.testing import WorkflowEnvironment
+
+from infra.converter import DATA_CONVERTER
+from infra.temporal import binary
+from model.control import MigrateRequest, PreemptRequest
+from model.names import Signal, Update
+from model.runtime import Outcome, RuntimeCode
+from tests.workflows.job.fleet import Fleet, Handle, until
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "histories" / "job"
+
+
+async def _move(job: Handle) -> None:
+    target = job.fleet.nodes[2]
+    request = MigrateRequest("node-2", wait=True)
+    asked = await job.workflow.start_update(Update.MIGRATE, request, wait_for_stage=WorkflowUpdateStage.ACCEPTED)
+    notice = await job.notice(lambda notice: notice.wants == "move")
+    await job.direct("migrate", target.device(0), target.device(1), request=notice.request)
+    await asked.result()
+
+
+async def life(fleet: Fleet) -> Handle:
+    """start → preempt → resume → migrate → complete"""
+    job = await fleet.submit(ranks=2, job="life")
+    first, second, _ = fleet.nodes
+    await job.run_on(first.device(0), first.device(1))
+    await job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True))
+    await job.workflow.execute_update(Update.RESUME)
+    await job.run_on(second.device(0), second.device(1))
+    await _move(job)
+    job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    return job
+
+
+async def node_lost(fleet: Fleet) -> Handle:
+    """A node is lost; the job goes on from a checkpoint."""
+    job = await fleet.submit(ranks=2, job="node-lost")
+    first, second, third = fleet.nodes
+    await job.run_on(first.device(0), second.device(0))
+    await job.workflow.execute_update(Update.CHECKPOINT, {"wait": True})
+    await job.direct("lost", nodes=[second.id])
+    await job.run_on(first.device(0), third.device(0))
+    job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    return job
+
+
+async def failure(fleet: Fleet) -> Handle:
+    """A cut fails, a move fails, then the program."""
+    job = await fleet.submit(ranks=2, job="failure", retries={"failure": 1})
+    first, second, _ = fleet.nodes
+    await job.run_on(first.device(0), second.device(0))
+    for step in ("barrier.finish", "restore"):
+        fleet.troubles.want(step, RuntimeCode.UNSUITABLE, times=1)
+        with contextlib.suppress(Exception):
+            await (
+                _move(job)
+                if step == "restore"
+                else job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True))
+            )
+    job.end(Outcome.FAILED, 3)
+    await job.run_on(first.device(0), second.device(0))
+    job.end(Outcome.FAILED, 3)
+    with contextlib.suppress(WorkflowFailureError):
+        await job.workflow.result()
+    return job
+
+
+async def renewed(fleet: Fleet) -> Handle:
+    """The run after a continue-as-new, cancelled."""
+    job = await fleet.submit(job="renewed")
+    await job.run_on(fleet.nodes[0].device(0))
+    before = (await job.workflow.describe()).run_id
+    await job.workflow.signal(Signal.RENEW)
+
+    async def again() -> bool:
+        return (await job.workflow.describe()).run_id != before
+
+    await until(again, "a new run")
+    await job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True))
+    await job.workflow.cancel()
+    with contextlib.suppress(WorkflowFailureError):
+        await job.workflow.result()
+    first = await fleet.client.get_workflow_handle("renewed", run_id=before).fetch_history()
+    _write("renewed-first-run", first.to_json_dict())
+    return job
+
+
+SCENARIOS: dict[str, Callable[[Fleet], Awaitable[Handle]]] = {
+    "life": life,
+    "node-lost": node_lost,
+    "failure": failure,
+    "renewed": renewed,
+}
+
+
+def _write(name: str, history: object) -> None:
+    GOLDEN.mkdir(parents=True, exist_ok=True)
+    (GOLDEN / f"{name}.json").write_text(json.dumps(_anonymous(history), separators=(",", ":")) + "\n")
+
+
+def _anonymous(value: object) -> object:
+    """Without what tells of the machine and does not matter to a replay: stack traces, names of workers."""
+    if isinstance(value, dict):
+        return {key: _anonymous(item) for key, item in value.items() if key not in ("stackTrace", "identity")}
+    if isinstance(value, str):
+        return re.sub(rf"[0-9]+@{re.escape(socket.gethostname())}", "worker", value)
+    return [_anonymous(item) for item in value] if isinstance(value, list) else value
+
+
+async def main(names: list[str]) -> None:
+    """Plays the scenarios."""
+    env = await WorkflowEnvironment.start_local(
+        dev_server_existing_path=str(binary()), data_converter=DATA_CONVERTER, dev_server_log_level="error"
+    )
+    async with env:
+        for name in names or list(SCENARIOS):
+            with tempfile.TemporaryDirectory() as store:
+                async with Fleet(env.client, Path(store)).up() as fleet:
+                    job = await SCENARIOS[name](fleet)
+                    history = await fleet.client.get_workflow_handle(job.id).fetch_history()
+                    _write(name, history.to_json_dict())
+                    print(f"{name}: {len(history.events)} events")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))
