@@ -71,8 +71,8 @@ class Fleet:
     async def temporal(self) -> Client:
         """The workflow engine's client."""
         if self._client is None:
-            # What its core logs (attempts, retries) is told by our own sentences; a logger without a handler would write
-            # it to stderr.
+            # What its core logs (attempts, retries) is told by our own sentences; without a handler Python would
+            # write it to stderr.
             logger = logging.getLogger("temporalio")
             logger.propagate, logger.handlers = False, [logging.NullHandler()]
             self._client = await self.settings.connect_temporal()

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.console import messages, say
+from cli.console import say
 from cli.fleet.options import AnyJob
 from proxy_runtime.errors import ErgoError
 
 if TYPE_CHECKING:
     from cli.fleet.client import Fleet
     from model.control import JobView
-    from model.ids import CheckpointId
     from model.job_spec import JobSpec
 
 
@@ -81,12 +77,15 @@ def destination(place: PurePosixPath, dest: Path) -> Path:
 
 
 def fetch(fleet: Fleet, view: JobView, spec: JobSpec, place: PurePosixPath, target: Path) -> None:
-    """Fetches one path; what is incomplete never has the name of the target.
+    """Fetches one path.
 
     Raises:
-        ErgoError: ``download.nothing``: no volume is kept yet; ``download.missing``: it has no such path.
+        ErgoError: ``download.nothing``: no volume is kept yet; ``download.missing``: it has no such path;
+            ``download.dest``: it cannot be put there.
     """
+    from cli.fleet.progress import transferring
     from cli.fleet.remote import newest_volume
+    from cli.fleet.volume import JobDirectory
 
     checkpoint = newest_volume(fleet, view)
     if checkpoint is None:
@@ -95,49 +94,24 @@ def fetch(fleet: Fleet, view: JobView, spec: JobSpec, place: PurePosixPath, targ
             code="download.nothing",
             remedy=f"`ergo checkpoint {view.id} --wait` keeps what it has written so far.",
         )
-    scratch = target.absolute().parent / f".ergo-download-{secrets.token_hex(4)}"
+    parts = tuple(part.encode() for part in place.parts)
+    directory = JobDirectory(fleet.store, spec, checkpoint)
     try:
-        with messages.status(f"fetching {place} of {view.id}"):
-            found = assemble(fleet, spec, checkpoint, scratch) / place
-            if not os.path.lexists(found):
-                raise _missing(view, place, found)
-            _put(found, target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def assemble(fleet: Fleet, spec: JobSpec, checkpoint: CheckpointId, scratch: Path) -> Path:
-    """The job directory as it is in a checkpoint: what was submitted, with the job's changes."""
-    from model.job_spec import UploadedVolume
-    from proxy_runtime.checkpoint.merge import merge_back
-    from proxy_runtime.storage import volumes
-
-    base, changes = scratch / "base", scratch / "changes"
-    scratch.mkdir(mode=0o700)
-    if isinstance(spec.volume, UploadedVolume):
-        volumes.materialize(fleet.store, spec.tenant, spec.volume.manifest, base)
-    else:
-        base.mkdir()
-    volumes.materialize(fleet.store, spec.tenant, checkpoint, changes)
-    if (changes / "directory").is_dir():
-        merge_back(changes / "directory", base)
-    return base
-
-
-def _missing(view: JobView, place: PurePosixPath, found: Path) -> ErgoError:
-    near = sorted(path.name for path in found.parent.iterdir()) if found.parent.is_dir() else []
-    shown = ", ".join(near[:10]) + (", …" if len(near) > 10 else "")
-    return ErgoError(
-        f"Job {view.id} has no {place}.",
-        code="download.missing",
-        remedy=f"There are {shown} in that directory." if near else "`ergo download JOB . DEST` fetches everything.",
-    )
-
-
-def _put(found: Path, target: Path) -> None:
-    if target.is_dir():
-        target.rmdir()  # empty: `destination` has looked
-    try:
-        found.rename(target)
+        if target.is_dir():
+            target.rmdir()  # empty: `destination` has looked
+        with transferring(f"fetching {place}") as progress:
+            found = directory.fetch(parts, target, progress)
     except OSError as error:
         raise ErgoError(f"{target} cannot be written: {error.strerror}.", code="download.dest") from error
+    if not found:
+        raise _missing(view, place, directory.names(parts[:-1]))
+
+
+def _missing(view: JobView, place: PurePosixPath, near: list[str]) -> ErgoError:
+    import difflib
+
+    guess = difflib.get_close_matches(place.name, near, 1)
+    shown = ", ".join(near[:10]) + (", …" if len(near) > 10 else "")
+    hint = f"Did you mean {guess[0]}? " if guess else ""
+    remedy = f"{hint}Beside it there are {shown}." if near else "`ergo download JOB . DEST` fetches everything."
+    return ErgoError(f"Job {view.id} has no {place}.", code="download.missing", remedy=remedy)

@@ -126,7 +126,11 @@ class Printer:
         """What the nodes have; False where one of them does not answer for its ranks."""
         from cli.fleet.remote import read_log
 
-        nodes = {record.node: record.address for record in await self._fleet.nodes()}
+        try:
+            nodes = {record.node: record.address for record in await self._fleet.nodes()}
+        except ErgoError as error:
+            self._tell(str(error))
+            return False
         answers = await asyncio.gather(
             *(read_log(self._http, nodes, self._view, rank, self._offsets[rank]) for rank in self._ranks)
         )

@@ -58,18 +58,17 @@ async def stored_logs(fleet: Fleet, view: JobView, ranks: Iterable[int]) -> dict
     """Logs as they are in the job's newest volume; without those that it does not have."""
 
     def read() -> dict[int, bytes]:
-        checkpoint = newest_volume(fleet, view)
-        found: dict[int, bytes] = {}
-        if checkpoint is None:
-            return found
         from proxy_runtime.storage import volumes
 
-        for rank in ranks:
-            try:
-                path = f"private/logs/rank-{rank}.log"
-                found[rank] = volumes.read_file(fleet.store, view.tenant, checkpoint, path)
-            except FileNotFoundError:
-                continue
-        return found
+        checkpoint = newest_volume(fleet, view)
+        if checkpoint is None:
+            return {}
+        there = {entry.path for entry in volumes.list_files(fleet.store, view.tenant, checkpoint)}
+        paths = {rank: f"private/logs/rank-{rank}.log" for rank in ranks}
+        return {
+            rank: volumes.read_file(fleet.store, view.tenant, checkpoint, path)
+            for rank, path in paths.items()
+            if path in there
+        }
 
     return await asyncio.to_thread(read)

@@ -118,11 +118,12 @@ def _submit(spec: JobSpec, source: Path | None) -> str:
 
     job = specs.fresh_job_id(spec.name)
     if source is not None:
-        from cli.fleet.upload import upload
+        from cli.fleet.progress import transferring
+        from proxy_runtime.storage.volumes import upload_directory
 
         call(lambda fleet: fleet.temporal())  # a fleet that is away is found out before anything is uploaded
-        with interruptible():
-            manifest = upload(Fleet.load().store, spec.tenant, source)
+        with interruptible(), transferring(f"uploading {source}") as progress:
+            manifest = upload_directory(Fleet.load().store, spec.tenant, source, progress=progress)
         spec = spec.model_copy(update={"volume": UploadedVolume(manifest=manifest)})
 
     async def begin(fleet: Fleet) -> None:

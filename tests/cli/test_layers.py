@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.fleet.layers import Layer, names, select
-from model.manifest import Tree, TreeEntry, encode_path
+from model.manifest import TreeEntry, encode_path
 from proxy_runtime.checkpoint import volume
 
 
@@ -32,7 +32,7 @@ def tree_of(root, prefix=b""):
                 size=found.size,
             )
         )
-    return Tree(entries=tuple(entries))
+    return tuple(entries)
 
 
 def shown(root):
@@ -122,7 +122,7 @@ def test_a_renamed_directory_is_left_to_the_whole_layers(overlay):
 def test_one_layer_alone(tmp_path):
     (tmp_path / "a").write_text("a")
     tree = tree_of(tmp_path)
-    assert [one.path for one in select(tree, None, (b"a",))] == [()]
-    assert select(None, tree_of(tmp_path, b"directory"), (b"b",)) == []
-    assert select(None, None, ()) == []
-    assert names(tree, None, ()) == ["a"]
+    assert [one.path for one in select(tree, (), (b"a",))] == [()]
+    assert select((), tree_of(tmp_path, b"directory"), (b"b",)) == []
+    assert select((), (), ()) == []
+    assert names(tree, (), ()) == ["a"]
