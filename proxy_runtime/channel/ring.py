@@ -123,18 +123,32 @@ class Ring:
             raise
 
     @classmethod
-    def of_ended(cls, rank: int, step: int, build_id: str = "") -> Ring:
-        """Creates the ring of a rank that has ended at a step and has no process any more.
+    def of_ended(cls, rank: int, step: int, unread: bytes = b"", build_id: str = "") -> Ring:
+        """Creates the ring of a rank that has let go of its own: it has ended, or is about to.
 
-        It holds the message that a rank sends last: a proxy that loads the rank's state, which others may still
-        need (contributions on their way, the rendezvous store), then takes it for ended.
+        A proxy that loads the rank's state, which others may still need (contributions on their way, the rendezvous
+        store), executes what is left in it and then takes the rank for ended.
+
+        Args:
+            rank: global rank.
+            step: the last step that the proxy has executed.
+            unread: of the ring that it had.
+            build_id: as for `create`.
         """
         ring = cls.create(rank, build_id)
-        message = struct.pack("=IHH", _EXIT_BYTES, _EXIT, _header_check(_EXIT_BYTES, _EXIT))
-        os.pwrite(ring.fd, message, HEADER_BYTES)
+        exit_message = struct.pack("=IHH", _EXIT_BYTES, _EXIT, _header_check(_EXIT_BYTES, _EXIT))
+        messages = (unread + exit_message)[: ring.fields.ring_bytes]  # a full ring ends with a rank's own last message
+        os.pwrite(ring.fd, messages, HEADER_BYTES)
         ring._words64[_STEP // 8] = ring._words64[_STEP_DONE // 8] = step
-        ring._words64[_HEAD // 8] = _EXIT_BYTES
+        ring._words64[_HEAD // 8] = len(messages)
         return ring
+
+    def unread(self) -> bytes:
+        """Messages that the proxy has not executed, in order; both sides must stand still."""
+        size = self.fields.ring_bytes
+        start, length = self.tail % size, self.head - self.tail
+        first = os.pread(self.fd, min(length, size - start), HEADER_BYTES + start)
+        return first + os.pread(self.fd, length - len(first), HEADER_BYTES)
 
     @classmethod
     def of_process(cls, pid: int) -> Ring:

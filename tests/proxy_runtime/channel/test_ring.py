@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from proxy_runtime.channel import ring as ring_module
-from proxy_runtime.channel.ring import Ring, RingError, build_word
+from proxy_runtime.channel.ring import HEADER_BYTES, Ring, RingError, build_word
 
 HEADER = Path(ring_module.__file__).with_name("ring.hpp").read_text()
 
@@ -89,3 +91,20 @@ def test_a_process_without_a_ring() -> None:
     with pytest.raises(RingError) as error:
         Ring.of_process(2**22 - 1)
     assert error.value.code == "ring.missing"
+
+
+def test_what_an_ended_rank_had_left_is_in_its_new_ring() -> None:
+    with Ring.create(3, ring_bytes=4096) as old:
+        size = old.fields.ring_bytes
+        with mmap.mmap(old.fd, 0) as whole:
+            whole[HEADER_BYTES + size - 16 : HEADER_BYTES + size] = b"a" * 16
+            whole[HEADER_BYTES : HEADER_BYTES + 8] = b"b" * 8
+            struct.pack_into("=Q", whole, 64, size + 8)  # head: once around the ring
+            struct.pack_into("=Q", whole, 128, size - 16)  # tail
+        left = old.unread()
+        assert left == b"a" * 16 + b"b" * 8
+    with Ring.of_ended(3, 17, left) as ring:
+        assert (ring.step, ring.step_done, ring.tail, ring.head) == (17, 17, 0, 32)
+        assert ring.unread()[:24] == left
+        length, kind, _ = struct.unpack("=IHH", ring.unread()[24:])
+        assert (length, kind) == (8, 18)
