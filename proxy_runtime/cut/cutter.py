@@ -13,9 +13,11 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from proxy_runtime.channel.ring import Ring, RingError
 from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.writer import CheckpointWriter
 from proxy_runtime.cut.agreement import targets, verify_completed
@@ -137,6 +139,8 @@ class Cutter:
             base = self._scratch / f"rank-{rank.rank}"
             writer.add_file(Part.device(rank.rank), "meta", base / "meta")
             writer.add_file(Part.device(rank.rank), "storages", base / "storages")
+            if (base / "ring").exists():
+                writer.add_file(Part.device(rank.rank), "ring", base / "ring")
             if (base / "process").is_dir():
                 writer.add_tree(Part.process(rank.rank), base / "process")
 
@@ -171,8 +175,22 @@ class Cutter:
         start = time.perf_counter()
         if hold:
             self._generation.hold()
+        for rank in self._generation.ranks:
+            self._save_ring(rank)
         writer.add_tree(Part.volume(), self._generation.layout.volume)
         self._report.ms["volume"] = elapsed_ms(start)
+
+    def _save_ring(self, rank: Rank) -> None:
+        """Of a rank that has ended, or unmapped its ring on its way out: what is in there is in no process image."""
+        if rank.ring is None:
+            return
+        if rank.alive and rank.container is not None:
+            with suppress(RingError):
+                Ring.of_process(rank.container.rank_pid).close()
+                return
+        base = self._scratch / f"rank-{rank.rank}"
+        base.mkdir(mode=0o700, exist_ok=True)
+        (base / "ring").write_bytes(rank.ring.unread())
 
 
 class _FrozenTogether:

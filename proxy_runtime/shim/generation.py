@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from proxy_runtime.build import Build
-from proxy_runtime.channel.ring import Ring
+from proxy_runtime.channel.ring import Ring, RingError
 from proxy_runtime.cut.agreement import verify_completed
 from proxy_runtime.device.client import DeviceProxyClient, Zygote, connect_fabric
 from proxy_runtime.device.wiring import Address, Pair
@@ -300,11 +300,26 @@ class Generation:
 
     # ------------------------------------------------------------------ restoring it
 
-    def restore_rank(self, rank: Rank, tool: Criu, images: Path, go: Callable[[], None], deadline_s: float) -> None:
-        """Restores one rank; `go` blocks, with the tree complete and paused, until it may run."""
+    def ring_of_ended(self, rank: Rank, unread: Path) -> None:
+        """Gives a rank that has no ring of its own any more one with what it had left in it."""
+        data = unread.read_bytes() if unread.exists() else b""
+        rank.ring = Ring.of_ended(rank.rank, rank.last_step, data, self.build.id)
+
+    def restore_rank(
+        self, rank: Rank, tool: Criu, images: Path, unread: Path, go: Callable[[], None], deadline_s: float
+    ) -> None:
+        """Restores one rank; `go` blocks, with the tree complete and paused, until it may run.
+
+        `unread` is the file with what was left in its ring, where it had let go of that.
+        """
 
         def on_paused(container: Container) -> None:
-            rank.ring = Ring.of_process(container.rank_pid)
+            try:
+                rank.ring = Ring.of_process(container.rank_pid)
+            except RingError:
+                if not unread.exists():
+                    raise
+                self.ring_of_ended(rank, unread)  # it was on its way out
             go()
 
         rank.container = criu.restore(

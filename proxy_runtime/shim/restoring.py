@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from proxy_runtime.channel.ring import Ring
 from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.reader import CheckpointReader
 from proxy_runtime.errors import ErgoError
@@ -58,7 +57,7 @@ class Restoration:
             waiting = [rank for rank in generation.ranks if rank.exit is None]
             for rank in generation.ranks:
                 if rank.exit is not None:  # others may need what it has contributed, or the store it has kept
-                    rank.ring = Ring.of_ended(rank.rank, rank.last_step, generation.build.id)
+                    generation.ring_of_ended(rank, scratch / f"rank-{rank.rank}" / "device" / "ring")
             self._gate = gate = _Gate(len(waiting))
             try:
                 self._futures = [
@@ -124,8 +123,8 @@ def _restore_rank(
     generation: Generation, rank: Rank, tool: Criu, scratch: Path, gate: _Gate, deadline_s: float
 ) -> None:
     try:
-        images = scratch / f"rank-{rank.rank}" / "process"
-        generation.restore_rank(rank, tool, images, gate.paused, deadline_s)
+        base = scratch / f"rank-{rank.rank}"
+        generation.restore_rank(rank, tool, base / "process", base / "device" / "ring", gate.paused, deadline_s)
     except BaseException as error:
         gate.failed(error)
         raise
