@@ -58,7 +58,7 @@ class ClusterActivities:
 
     @activity.defn(name=Activity.DECIDE)
     async def decide(self, input: DecideInput) -> DecideResult:
-        """One tick: folds in, plans, writes the next snapshot. Calling it again with the same input does the same."""
+        """One tick: folds in, plans, writes the next snapshot. Deciding twice on one digest is deciding once."""
         return await asyncio.to_thread(tick, self._store, input)
 
     @activity.defn(name=Activity.DELIVER_PLAN)

@@ -60,14 +60,16 @@ class ClusterScheduler:
     async def run(self, input: ClusterInput) -> None:
         """Ticks until it continues as new."""
         workflow.set_current_details(self._details())
+        await self._deliver()
         while True:
-            await self._deliver()
+            await self._wait()
+            # Before anything else: a run that is asked to renew at once, again and again, would never decide.
+            if self._inbox or self._due():
+                await self._decide()
+                await self._deliver()
             if self._renew or workflow.info().is_continue_as_new_suggested():
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(self._next_input())
-            await self._wait()
-            if self._inbox or self._due():
-                await self._decide()
 
     @workflow.signal(name=Signal.INBOX)
     def inbox(self, batch: InboxBatch) -> None:
@@ -93,7 +95,7 @@ class ClusterScheduler:
 
     async def _wait(self) -> None:
         """Until something comes in, or it is time to look again."""
-        if self._due():
+        if self._due() or self._renew:
             return
         rest = (self._wake_at - workflow.now()).total_seconds() if self._wake_at else 0.0
         try:
