@@ -108,13 +108,19 @@ class Bucket:
             for piece in result.stream(min_chunk_size=_PART_BYTES):
                 yield memoryview(piece)
 
-    def size(self, key: str) -> int | None:
-        """Length of an object; None where there is none."""
+    def look(self, key: str) -> Found | None:
+        """What is known of an object; None where there is none."""
         try:
             with self._errors(f"look at {key}"):
-                return int(self._store.head(key)["size"])
+                meta = self._store.head(key)
         except FileNotFoundError:
             return None
+        return Found(key, meta["size"], _seconds(meta["last_modified"]))
+
+    def size(self, key: str) -> int | None:
+        """Length of an object; None where there is none."""
+        found = self.look(key)
+        return None if found is None else found.bytes
 
     def put(self, key: str, data: bytes) -> None:
         """Writes an object, in place of one that is there."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import stamina
+
 from model.manifest import Manifest, ManifestHeader, PartRef, Tree
 from model.runtime import NodeParts
 from proxy_runtime.checkpoint import Part, Store, WrittenParts
 from proxy_runtime.checkpoint.parts import parse_tree
 from proxy_runtime.storage import documents, receiving
-from proxy_runtime.storage.documents import CheckpointDocument, PackSize, PartsDocument, Share
-from proxy_runtime.storage.errors import StorageError, missing
+from proxy_runtime.storage.documents import SWEEP_LIMIT_S, CheckpointDocument, Condemned, PackSize, PartsDocument, Share
+from proxy_runtime.storage.errors import BUSY, StorageError, missing
 from proxy_runtime.storage.fleet import FleetStore
 from proxy_runtime.storage.sources import Source
 from proxy_runtime.storage.transfers import Meter, Progress, each
@@ -68,12 +70,17 @@ def push(
     volume_packs: list[str] = []
     if parts.volume is not None:
         volume_packs = exchange.packs_of(parts.volume)
-        fleet.bucket.put(documents.tree_key(tenant, parts.volume), exchange.tree_bytes(parts.volume))
     document = PartsDocument(
-        node=str(parts.node), packs=tuple(sizes), volume_packs=tuple(volume_packs), stored_bytes=stored_bytes
+        node=str(parts.node),
+        packs=tuple(sizes),
+        volume_packs=tuple(volume_packs),
+        tree=parts.volume,
+        stored_bytes=stored_bytes,
     )
-    # Before the packs, so that from now on none of them is taken for garbage.
+    # Before what it names, so that from now on nothing of that is taken for garbage.
     documents.write(fleet.bucket, documents.parts_key(tenant, parts), document)
+    if parts.volume is not None:
+        fleet.bucket.put(documents.tree_key(tenant, parts.volume), exchange.tree_bytes(parts.volume))
     return push_packs(fleet, store, sizes, progress=progress, parallel=parallel)
 
 
@@ -81,7 +88,7 @@ def push_packs(
     fleet: FleetStore, store: Store, sizes: Sequence[PackSize], *, progress: Progress | None = None, parallel: int = 4
 ) -> Pushed:
     """Puts packs into the bucket that it lacks; a document there must name them already."""
-    _await_sweep(fleet, store.tenant, {pack for pack, _ in sizes})
+    _await_sweep(fleet, store.tenant, sizes)
     meter = Meter(sum(size for _, size in sizes), progress)
 
     def one(item: PackSize) -> int:
@@ -235,5 +242,21 @@ def _parts_document(fleet: FleetStore, tenant: str, parts: NodeParts) -> PartsDo
     return document
 
 
-def _await_sweep(fleet: FleetStore, tenant: str, packs: set[str]) -> None:
-    """Waits while some of these packs are being removed; see `garbage.sweep`."""
+def _await_sweep(fleet: FleetStore, tenant: str, packs: Sequence[PackSize]) -> None:
+    """Waits while some of these packs may be on their way out; see `garbage`."""
+    mine = {documents.pack_key(tenant, pack) for pack, _ in packs}
+    for attempt in stamina.retry_context(
+        on=_BeingRemovedError, attempts=None, timeout=2 * SWEEP_LIMIT_S, wait_initial=0.05, wait_max=1.0
+    ):
+        with attempt:
+            sweep = documents.read(fleet.bucket, documents.condemned_key(tenant), Condemned)
+            if sweep is not None and mine & set(sweep.keys):
+                raise _BeingRemovedError(
+                    f"Packs of tenant {tenant} are being removed from {fleet.bucket.url}.",
+                    code=BUSY,
+                    remedy="Repeat the call in a minute.",
+                )
+
+
+class _BeingRemovedError(StorageError):
+    pass

@@ -21,33 +21,39 @@ from model.runtime import NodeParts
 from proxy_runtime.storage.blobs import Bucket
 from proxy_runtime.storage.errors import damaged
 
+SWEEP_LIMIT_S = 60.0
+"""A sweep removes nothing later than this after it has condemned it; a writer waits a little longer than this."""
+
 PackSize = tuple[str, Annotated[int, Field(ge=0)]]
 """Id of a pack, and its length in bytes."""
 
 
-class _Document(BaseModel):
+class Document(BaseModel):
+    """What all documents have."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
     version: Literal[1] = 1
 
 
-class PartsDocument(_Document):
-    """What one node has written; ``volume_packs`` are those of ``packs`` that hold its volume."""
+class PartsDocument(Document):
+    """What one node has written; ``volume_packs`` are those of ``packs`` that hold its volume, ``tree`` its list."""
 
     format: Literal["ergosphere/parts"] = "ergosphere/parts"
     node: str
     packs: tuple[PackSize, ...]
     volume_packs: tuple[str, ...] = ()
+    tree: PartRef | None = None
     stored_bytes: int = 0
 
 
-class Share(_Document):
+class Share(Document):
     """The packs of some ranks, those that one node has written."""
 
     ranks: tuple[int, ...]
     packs: tuple[str, ...]
 
 
-class CheckpointDocument(_Document):
+class CheckpointDocument(Document):
     """A checkpoint in the bucket. Packs of a rank are those of its share; ``volume_packs`` hold the volume."""
 
     format: Literal["ergosphere/checkpoint"] = "ergosphere/checkpoint"
@@ -66,7 +72,7 @@ class CheckpointDocument(_Document):
         return [(pack, size) for pack, size in self.packs if pack in wanted]
 
 
-class VolumeDocument(_Document):
+class VolumeDocument(Document):
     """An uploaded directory. ``root`` hashes ``volume``."""
 
     format: Literal["ergosphere/volume"] = "ergosphere/volume"
@@ -76,7 +82,14 @@ class VolumeDocument(_Document):
     packs: tuple[PackSize, ...]
 
 
-D = TypeVar("D", bound=_Document)
+class Condemned(Document):
+    """What a sweep is just removing."""
+
+    format: Literal["ergosphere/condemned"] = "ergosphere/condemned"
+    keys: tuple[str, ...]
+
+
+D = TypeVar("D", bound=Document)
 
 
 def pack_key(tenant: str, pack: str) -> str:
@@ -111,7 +124,7 @@ def condemned_key(tenant: str) -> str:
     return f"tenants/{tenant}/condemned.json"
 
 
-def write(bucket: Bucket, key: str, document: _Document) -> None:
+def write(bucket: Bucket, key: str, document: Document) -> None:
     """Writes a document, in place of one that is there."""
     bucket.put(key, document.model_dump_json().encode())
 

@@ -23,7 +23,7 @@ from proxy_runtime.checkpoint import Part, Store, volume
 from proxy_runtime.checkpoint.merkle import CHUNK_REF
 from proxy_runtime.checkpoint.parts import node_of
 from proxy_runtime.storage import documents
-from proxy_runtime.storage.checkpoints import fetch_tree, push, push_packs
+from proxy_runtime.storage.checkpoints import fetch_tree, push
 from proxy_runtime.storage.documents import CheckpointDocument, PackSize, VolumeDocument
 from proxy_runtime.storage.errors import StorageError, from_os_error, missing
 from proxy_runtime.storage.fleet import FleetStore
@@ -82,13 +82,8 @@ def upload_directory(
         document = VolumeDocument(root=checkpoint, key_id=hasher.key_id, volume=ref, packs=sizes)
         key = documents.volume_key(tenant, checkpoint)
         if fleet.bucket.size(key) is None:
-            fleet.bucket.put(documents.tree_key(tenant, ref), store.exchange.tree_bytes(ref))
-            # As parts first: they keep the packs until the volume does, which is there only when it is whole.
-            keeper = NodeParts(NodeId("upload", 1), (), (), ref)
-            documents.write(
-                fleet.bucket, documents.parts_key(tenant, keeper), documents.PartsDocument(node="upload", packs=sizes)
-            )
-            push_packs(fleet, store, sizes, progress=progress)
+            # As parts first: they keep what they name until the volume does, which is there only when it is whole.
+            push(fleet, store, NodeParts(NodeId("upload", 1), (), (), ref), written.packs, progress=progress)
             documents.write(fleet.bucket, key, document)
     return checkpoint
 
