@@ -31,7 +31,8 @@ from proxy_runtime.shim.spec import RankExit, RunSpec, contiguous_placement
 
 T = TypeVar("T")
 
-_workers = ThreadPoolExecutor(max_workers=64, thread_name_prefix="ergo-shim")
+# Every rank that is restored keeps one busy until it may run; threads are made as they are needed.
+_workers = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="ergo-shim")
 
 
 def in_background(call: Callable[..., T], *arguments: Any) -> Future[T]:

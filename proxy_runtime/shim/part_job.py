@@ -128,8 +128,13 @@ class PartJob:
                 if not self._fresh:
                     self.set_phase(Phase.CONNECTED)
                     return
-                generation.attach()
-                self._run(generation.start)
+                try:
+                    generation.attach()
+                    self._run(generation.start)
+                except (ErgoError, OSError):
+                    if not self.over:  # else a rank has failed before its first device call, and `result` says so
+                        raise
+                    self.set_phase(Phase.RUNNING)
 
     def restore(self, checkpoint: str, *, deadline_s: float) -> RestoreResult:
         """See `PartClient.restore`."""
@@ -164,7 +169,8 @@ class PartJob:
 
     def _run(self, call: Callable[[], None]) -> None:
         call()
-        self.delivered.start()
+        if not self.over:
+            self.delivered.start()
         self.set_phase(Phase.RUNNING)
 
     # ------------------------------------------------------------------ what the monitor sees

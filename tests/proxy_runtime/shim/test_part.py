@@ -140,6 +140,23 @@ def test_a_killed_shim_takes_all_with_it_and_the_other_node_says_lost(fleet: Mak
         PartClient.spawn(job.specs[1], job.build.root, job.nodes[1].runs)
 
 
+def test_a_command_that_fails_at_once_is_told_whenever_it_fails(fleet: Make) -> None:
+    job = fleet("no-such-script.py")
+    job.spawn(**ALONE)
+    part = job.parts[0]
+    part.prepare("127.0.0.1", fresh=True)
+    result = part.wait(60)
+    part.connect((), "token")
+    assert result is not None
+    assert result.outcome is Outcome.FAILED
+    assert [(end.rank, end.exit_code) for end in result.exits] == [(0, 2)]
+    assert "no-such-script.py" in result.exits[0].last_words
+    status = part.status()
+    assert status.phase is Phase.ENDED
+    assert status.device_ms == 0
+    assert part.write(0, "final").parts.volume is not None
+
+
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_lost(fleet: Make) -> None:
     job = fleet("ends.py", "--signal", "SIGKILL", "--rank", "0", "--step", "3")
