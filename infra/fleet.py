@@ -1,6 +1,6 @@
 """The supervisor of a local fleet: `python -m infra.fleet`, started by `ergo up`, which has prepared the directory.
 
-Its standard input is a pipe from there. Until `up` has written a byte, the fleet ends with it, however it ends.
+Its standard input is a pipe from there. Until `up` has let it go, the fleet ends with it, however it ends.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import structlog
 from infra import kafka, logs, temporal
 from infra.fleet_file import FleetFile
 from infra.local.processes import python_environment
+from infra.local.status import Phase
 from infra.local.supervisor import Child, Supervisor
 
-DETACH = b"u"
-"""What `up` writes when the fleet may outlive it."""
+DETACH = b"d"
+"""What `up` writes when the fleet is up and may outlive it."""
+STAY = b"s"
+"""What it writes when the fleet is up and ends with it."""
 AGENT = "infra.node_agent"
 
 
@@ -51,23 +54,23 @@ def children(fleet_dir: Path, fleet: FleetFile) -> list[Child]:
 
 
 class Leash:
-    """Whether whoever has started this process still wants it."""
+    """Whether whoever has started this process still wants it, and takes the fleet for up."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._detached = False
+        self._up = False
         os.set_blocking(descriptor, False)
 
-    def holds(self) -> bool:
-        """False as soon as the other end of the pipe is closed without a word."""
-        if self._detached:
-            return True
+    def phase(self) -> Phase | None:
+        """None as soon as the other end of the pipe is closed without a word, or after `STAY`."""
         try:
-            word = os.read(self._descriptor, 1)
+            word = b"" if self._detached else os.read(self._descriptor, 1)
         except BlockingIOError:
-            return True
-        self._detached = word == DETACH
-        return self._detached
+            return "running" if self._up else "starting"
+        self._detached |= word == DETACH
+        self._up |= word in (DETACH, STAY)
+        return "running" if self._detached or word == STAY else None
 
 
 def main() -> None:
@@ -80,7 +83,7 @@ def main() -> None:
     if fleet is None:
         sys.exit(f"{fleet_dir} holds no fleet: use `ergo up`")
     try:
-        Supervisor(fleet_dir, children(fleet_dir, fleet)).run(Leash(sys.stdin.fileno()).holds)
+        Supervisor(fleet_dir, children(fleet_dir, fleet)).run(Leash(sys.stdin.fileno()).phase)
     except Exception:
         structlog.get_logger(__name__).exception("the supervisor has failed")
         raise

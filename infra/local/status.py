@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self, TypeAlias
 
 import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from infra.local.processes import identity
 
 _NAME = "supervisor.json"
+
+Phase: TypeAlias = Literal["starting", "running", "stopping"]
 
 
 class ChildStatus(BaseModel):
@@ -40,13 +42,13 @@ class ChildStatus(BaseModel):
 
 
 class FleetStatus(BaseModel):
-    """The supervisor and its processes; `phase` is ``running`` or ``stopping``."""
+    """The supervisor and its processes; it is ``starting`` until `up` has found all healthy."""
 
     model_config = ConfigDict(frozen=True)
 
     pid: int
     identity: float
-    phase: str
+    phase: Phase
     children: tuple[ChildStatus, ...]
 
     @classmethod

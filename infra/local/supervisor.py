@@ -15,7 +15,7 @@ import structlog
 
 from infra.local.ports import accepts
 from infra.local.processes import die_with_parent, identity
-from infra.local.status import ChildStatus, FleetStatus
+from infra.local.status import ChildStatus, FleetStatus, Phase
 
 log = structlog.get_logger(__name__)
 
@@ -70,14 +70,14 @@ class Supervisor:
         self._told: FleetStatus | None = None
         self._logs_checked = 0.0
 
-    def run(self, goes_on: Callable[[], bool] = lambda: True) -> None:
-        """Runs children until SIGTERM or SIGINT comes or `goes_on` says no; then ends them all, in order."""
+    def run(self, phase: Callable[[], Phase | None] = lambda: "running") -> None:
+        """Runs children until SIGTERM or SIGINT comes or `phase` says None; then ends them all, in order."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
-            while goes_on():
+            while (now := phase()) is not None:
                 for kept in self._kept:
                     self._care(kept)
-                self._tell("running")
+                self._tell(now)
                 self._trim_logs()
                 woken = signal.sigtimedwait(_SIGNALS, _TICK_S)
                 if woken is not None and woken.si_signo != signal.SIGCHLD:
@@ -150,7 +150,7 @@ class Supervisor:
                 kept.process = None
             self._tell("stopping")
 
-    def _tell(self, phase: str) -> None:
+    def _tell(self, phase: Phase) -> None:
         status = FleetStatus(
             pid=os.getpid(),
             identity=identity(os.getpid()) or 0.0,

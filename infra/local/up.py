@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from infra.fleet import DETACH
+from infra.fleet import DETACH, STAY
 from infra.fleet_file import FleetFile
 from infra.local import processes
 from infra.local.health import await_healthy
@@ -73,8 +73,7 @@ def up_in_foreground(fleet_dir: Path, options: UpOptions, progress: Progress, re
                 remedy="Take it down first: `ergo down`.",
             )
         start.run()
-        ready(start.result())
-        start.stay()
+        start.stay(ready)
 
 
 class _Start:
@@ -151,15 +150,17 @@ class _Start:
 
     def detach(self) -> Up:
         """Lets the fleet outlive this process."""
-        pipe = self._pipe()
-        pipe.write(DETACH)
-        pipe.close()
+        self._tell(DETACH)
+        self._pipe().close()
         self._detached = True
         return self.result()
 
-    def stay(self) -> None:
-        """Blocks until the supervisor ends."""
+    def stay(self, ready: Callable[[Up], None]) -> None:
+        """Tells that all is up, and blocks until the supervisor ends."""
         assert self._supervisor is not None
+        self._tell(STAY)
+        self._fresh = False  # what it stores from now on is worth keeping
+        ready(self.result())
         code = self._supervisor.wait()
         raise ErgoError(
             f"The fleet has ended (its supervisor: exit code {code}).",
@@ -172,6 +173,10 @@ class _Start:
         assert self._fleet is not None
         assert self._supervisor is not None
         return Up(self._fleet, False, self._supervisor.pid)
+
+    def _tell(self, word: bytes) -> None:
+        self._pipe().write(word)
+        self._pipe().flush()
 
     def _pipe(self) -> IO[bytes]:
         assert self._supervisor is not None
