@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def _event(seq: int, generation: int = 1) -> str:
             id=EventId(JOB, "first", Generation(generation), Number(seq)),
             source="/clusters/berlin",
             subject=JOB,
-            time="2026-11-30T00:00:00Z",  # type: ignore[arg-type]
+            time=datetime(2026, 11, 30, tzinfo=UTC),
             tenant=TENANT,
             epoch=Epoch(0),
             data=JobPhaseChangedData(before=None, after=JobPhase.QUEUED, reason="because", step=Step(0)),

@@ -23,7 +23,8 @@ _IN_BETWEEN = (JobPhase.STARTING, JobPhase.SUSPENDING, JobPhase.MOVING, JobPhase
 
 async def drive(job: Job) -> Literal["ended", "renew"]:
     """Runs the job until it has ended, or until nothing is under way and the workflow should continue as new."""
-    await recover.open_first(job)
+    if not job.opened:
+        await recover.open_first(job)
     while not job.state.phase.ended:
         await _until_due(job)
         if renewable(job):
@@ -39,9 +40,13 @@ async def drive(job: Job) -> Literal["ended", "renew"]:
 
 def renewable(job: Job) -> bool:
     """Whether this is a moment to continue as new: it is wanted, and nothing is under way or asked for."""
-    wanted = job.renew or workflow.info().is_continue_as_new_suggested()
     busy = job.interrupted or job.requests or job.directives or job.moving is not None or _urgent(job)
-    return wanted and not busy
+    return renewal_wanted(job) and not busy and workflow.all_handlers_finished()
+
+
+def renewal_wanted(job: Job) -> bool:
+    """Whether the workflow should continue as new: handlers that only wait then answer with what they know."""
+    return job.renew or workflow.info().is_continue_as_new_suggested()
 
 
 async def _until_due(job: Job) -> None:
@@ -91,7 +96,7 @@ async def _next(job: Job) -> None:
     elif job.directives:
         await _directed(job, job.directives.pop(0))
     elif (due := _checkpoint_due(job)) is not None and now >= due:
-        await _checkpoint(job)
+        await _checkpoint(job, refusal(job.state.outbox, now))
 
 
 async def _settle(job: Job) -> None:
@@ -99,7 +104,14 @@ async def _settle(job: Job) -> None:
     failed = parts.ended(job, Outcome.FAILED)
     trouble = parts.trouble(job)
     if failed and not isinstance(trouble, NodeLost | Fenced):
-        await finish.program_failed(job)
+        # Ranks also fail when a peer's node is gone, long before its lease is over: the others are asked first.
+        rest = tuple(node for node in job.nodes if node not in checkpoint.completed_nodes(job))
+        silent = await parts.stop_all(job, rest, job.state.epoch, "another part of the job failed")
+        gone = [*(node for node in rest if job.is_lost(node)), *silent]
+        if gone:
+            await recover.recover(job, NodeLost(gone[0]))
+        else:
+            await finish.program_failed(job)
     elif trouble is None:
         await finish.complete(job)
     elif trouble.code == RuntimeCode.FENCED:
@@ -204,10 +216,13 @@ def _release(job: Job, why: str) -> None:
     job.note("resume", why)
 
 
-async def _checkpoint(job: Job) -> None:
+async def _checkpoint(job: Job, backlog: str = "") -> None:
     every = job.spec.checkpoint.every_s
     if every is not None:
         job.state.checkpoint_due = workflow.now() + timedelta(seconds=every)
+    if backlog:
+        job.note("checkpoint not taken", backlog)
+        return
     await checkpoint.take(job, "live")
 
 

@@ -58,7 +58,7 @@ def _in_vain(job: Job) -> str:
 
 async def open_first(job: Job) -> None:
     """Begins a run of the workflow: a new generation, and what the record says."""
-    truth = await start.open_record(job)
+    truth = await _opened(job)
     state = job.state
     fresh = not state.told
     _generation(job, truth.generation)
@@ -115,12 +115,16 @@ async def reopen_ended(job: Job) -> None:
 
 async def _opened(job: Job) -> OpenJobResult:
     """The record; while another run holds it that is newer than this one, this one can only wait for its end."""
+    attempt = 0
     while True:
         try:
             return await start.open_record(job)
         except Fenced as error:
-            job.note("fenced", error.message)
-            await workflow.sleep(timedelta(seconds=30), summary="a newer run has the job")
+            # After a reset the first attempt may still be one in the name of a former run: tried again at once.
+            attempt += 1
+            if attempt > 1:
+                job.note("fenced", error.message)
+                await workflow.sleep(timedelta(seconds=30), summary="a newer run has the job")
 
 
 def _generation(job: Job, generation: int) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import ClassVar
+
+from pydantic import ConfigDict
 
 from model.control import CheckpointView, DecisionView, JobEnd, TransitionView
 from model.ids import CheckpointId, Epoch, Generation, JobId, NodeId, Step
@@ -21,8 +24,15 @@ KEPT_LOST = 100
 """How many lost nodes are remembered."""
 
 
+class _Carried(Shape):
+    """Carried to whatever build runs next, an older one included: that leaves out what it does not know."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
+
+
 @dataclass(slots=True)
-class Outbox(Shape):
+class Outbox(_Carried):
     """Events that are not published yet.
 
     Attributes:
@@ -43,7 +53,7 @@ class Outbox(Shape):
 
 
 @dataclass(slots=True)
-class MoveRequest(Shape):
+class MoveRequest(_Carried):
     """A person's request to move, until the scheduler has answered it."""
 
     id: str
@@ -51,7 +61,7 @@ class MoveRequest(Shape):
 
 
 @dataclass(slots=True)
-class JobState(Shape):
+class JobState(_Carried):
     """A job between two of its workflow's decisions.
 
     Attributes:

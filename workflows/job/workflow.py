@@ -77,14 +77,13 @@ class JobWorkflow:
             raise ApplicationError(self._fault, type=self._code, non_retryable=True)
         job = self._job
         told = telling.begin(job)
-        drive = asyncio.create_task(driver.drive(job))
-        await self._until(drive.done)
-        if drive.result() == "renew":
-            # A handler that came meanwhile is answered first; what it asks for is carried in the state or refused.
-            for request in job.requests:
-                driver.refuse(request, "The workflow is continuing as new: ask again.")
-            await self._until(workflow.all_handlers_finished)
-            workflow.continue_as_new(args=[self._spec, job.state])
+        while True:
+            drive = asyncio.create_task(driver.drive(job))
+            await self._until(drive.done)
+            if drive.result() == "ended":
+                break
+            if driver.renewable(job):  # nothing has come in since
+                workflow.continue_as_new(args=[self._spec, job.state])
         await self._finish()
         for task in told:
             task.cancel()
@@ -196,7 +195,9 @@ class JobWorkflow:
             return answer
         state = self._job.state
         await workflow.wait_condition(
-            lambda: state.phase is JobPhase.RUNNING or state.phase.ended or state.held or self._job.renew
+            lambda: (
+                state.phase is JobPhase.RUNNING or state.phase.ended or state.held or driver.renewal_wanted(self._job)
+            )
         )
         return OperationResult(state.phase, f"The job is {state.phase}.", state.checkpoint)
 

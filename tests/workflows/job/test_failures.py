@@ -219,3 +219,29 @@ async def test_a_place_on_a_node_that_does_not_exist_is_given_up(fleet: Fleet) -
     await job.run_on(fleet.nodes[0].device(0))
     await job.steps(fleet.nodes[0])
     await _ends(job)
+
+
+async def test_ranks_that_fail_because_a_peers_node_is_gone_are_not_the_users_failure(fleet: Fleet) -> None:
+    job = await fleet.submit(ranks=2)
+    first, second, third = fleet.nodes
+    await job.run_on(first.device(0), second.device(0))
+    await job.steps(first)
+    await fleet.stop_worker(str(second.id))
+    first.part(job.id).end(Outcome.FAILED, 1)
+    await until(lambda: fleet.troubles.calls["attend"] >= 2, "both were attended")
+    await job.direct("lost", nodes=[second.id])
+    view = await job.run_on(first.device(0), third.device(0))
+    assert view.recoveries == 1 and view.exit_code is None
+    await _ends(job)
+
+
+async def test_a_target_that_is_dead_holds_the_job_up_for_seconds_only(fleet: Fleet) -> None:
+    job = await fleet.submit()
+    source, _, target = fleet.nodes
+    await job.run_on(source.device(0))
+    await job.steps(source)
+    await fleet.stop_worker(str(target.id))
+    why, view = await _move(job)
+    assert "schedule-to-start" in why and view.phase is JobPhase.RUNNING
+    await job.steps(source)
+    await _ends(job)

@@ -230,3 +230,15 @@ async def test_periodic_checkpoints_and_the_limit_of_device_time(fleet: Fleet) -
     await until(lambda: fleet.troubles.calls["checkpoint.commit.live"] >= 2, "two periodic checkpoints")
     view = await job.phase(JobPhase.FAILED)
     assert "device_time_limit_s" in view.failure and not node.running(job.id)
+
+
+async def test_who_waits_for_a_resumption_holds_no_renewal_up(fleet: Fleet) -> None:
+    job = await fleet.submit()
+    await job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True))
+    waiting = asyncio.create_task(job.workflow.execute_update(Update.RESUME, {"wait": True}))
+    await job.notice(lambda notice: notice.wants == "devices" and notice.number > 1)
+    await _renew(job)
+    assert (await waiting)["phase"] == "queued"
+    await job.workflow.execute_update(Update.CANCEL, {"wait": True})
+    await job.workflow.result()
+    job.check()
