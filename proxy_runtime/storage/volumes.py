@@ -17,7 +17,7 @@ import structlog
 from pathspec import GitIgnoreSpec
 
 from model.ids import CheckpointId, NodeId
-from model.manifest import Manifest, PartRef, TreeEntry, encode_path
+from model.manifest import Manifest, PartRef, Tree, TreeEntry, encode_path
 from model.runtime import NodeParts
 from proxy_runtime.checkpoint import Part, Store, volume
 from proxy_runtime.checkpoint.merkle import CHUNK_REF
@@ -136,7 +136,7 @@ def _write_entries(
 
 
 def join_volumes(
-    fleet: FleetStore, store: Store, job: str, epoch: int, base: Manifest | None, parts: Sequence[NodeParts]
+    fleet: FleetStore, store: Store, job: str, epoch: int, base: Manifest | Tree | None, parts: Sequence[NodeParts]
 ) -> tuple[NodeParts | None, tuple[str, ...]]:
     """Joins what the nodes of a job have in its directory, pushed by all of them, into the volume of a checkpoint.
 
@@ -145,7 +145,7 @@ def join_volumes(
         store: of the node that commits; the joined list of files goes there and into the bucket.
         job: the job.
         epoch: the epoch that takes the checkpoint.
-        base: the checkpoint that the epoch began with.
+        base: the checkpoint that the epoch began with, or its volume's list of files, where it may be removed meanwhile.
         parts: of all nodes.
 
     Returns:
@@ -159,8 +159,9 @@ def join_volumes(
     if len({ref.digest for ref in having.values()}) < 2:
         return None, ()
     trees = {node: fetch_tree(fleet, store.tenant, ref) for node, ref in having.items()}
-    before = None if base is None or base.volume is None else fetch_tree(fleet, store.tenant, base.volume)
-    merged = merge(before, trees)
+    if isinstance(base, Manifest):
+        base = None if base.volume is None else fetch_tree(fleet, store.tenant, base.volume)
+    merged = merge(base, trees)
     for warning in merged.warnings:
         _log.warning("volumes differ", job=job, epoch=int(epoch), detail=warning)
     with store.begin(job, epoch) as writer:
