@@ -6,16 +6,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from model.ids import CheckpointId, Step
-from model.manifest import Manifest, ManifestHeader, NumericsClass, RankState
+from model.manifest import ManifestHeader, NumericsClass, RankState, Tree
 from model.runtime import CheckpointInput, CheckpointResult, NodeParts
 from proxy_runtime.checkpoint.store import Store
+from proxy_runtime.errors import ErgoError
 from proxy_runtime.node.clock import Clock
 from proxy_runtime.node.launch import network_of
 from proxy_runtime.node.ledger import PartRecord
 from proxy_runtime.shim.header import host_class
-from proxy_runtime.storage import checkpoints, volumes
+from proxy_runtime.storage import checkpoints, garbage, volumes
 from proxy_runtime.storage.fleet import FleetStore
+
+_log = structlog.stdlib.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +32,14 @@ class Committer:
         store: this node's share of the tenant.
         record: the part.
         numerics: class of the node's devices.
+        base: files of the volume that the epoch began with; None where it began with nothing.
     """
 
     fleet: FleetStore
     store: Store
     record: PartRecord
     numerics: NumericsClass
+    base: Tree | None
 
     def commit(self, request: CheckpointInput) -> CheckpointResult:
         """See `model.runtime.CheckpointInput`. Idempotent: the same parts make the same checkpoint.
@@ -44,7 +51,7 @@ class Committer:
         clock = Clock()
         record, parts = self.record, request.commit or ()
         header = self._header(parts, request.parent)
-        volume, _ = volumes.join_volumes(self.fleet, self.store, record.job, record.epoch, self._base(), parts)
+        volume, _ = volumes.join_volumes(self.fleet, self.store, record.job, record.epoch, self.base, parts)
         clock.lap("merge")
         manifest = checkpoints.assemble(self.fleet, self.store, record.job, record.epoch, header, parts, volume=volume)
         step = Step(min((rank.step for rank in header.ranks), default=0))
@@ -81,11 +88,9 @@ class Committer:
             parent=parent,
         )
 
-    def _base(self) -> Manifest | None:
-        """The checkpoint that the epoch began with; it is kept for as long as the epoch lasts."""
-        if self.record.checkpoint is None:
-            return None
-        return self.store.read(self.record.checkpoint, self.record.job).manifest
-
     def _retain(self) -> None:
         """Keeps the newest checkpoints of the job; what goes wrong with that harms nobody now."""
+        try:
+            garbage.retain(self.fleet, self.record.job, self.record.spec.checkpoint.keep, store=self.store)
+        except ErgoError as error:
+            _log.warning("old checkpoints were not removed", job=str(self.record.job), error=str(error))

@@ -1,6 +1,7 @@
 """What a node remembers of its jobs, on disk, so that an agent that starts again finds what it owns.
 
 <node>/parts/<job>-e<epoch>.json     a part that is here, from before its shim is started until it has been ended
+<node>/parts/<job>-e<epoch>.tree     files of the volume that it was restored with, against which commits are made
 <node>/epochs/<job>                  the highest epoch seen of a job, and up to which all is ended
 """
 
@@ -17,7 +18,7 @@ from model.codec import from_json, to_json
 from model.errors import ModelError
 from model.ids import CheckpointId, Epoch, JobId
 from model.job_spec import JobSpec
-from model.manifest import RankState
+from model.manifest import RankState, Tree
 from model.placement import Placement
 from model.shape import Shape
 
@@ -110,9 +111,21 @@ class Ledger:
         """Writes a part's record; durable before anything of it is started."""
         _replace(self._path(record.job, record.epoch), to_json(record))
 
+    def put_base(self, job: JobId, epoch: Epoch, tree: bytes) -> None:
+        """Keeps the list of files that an epoch began with: the checkpoint it comes from may be removed meanwhile."""
+        _replace(self._path(job, epoch).with_suffix(".tree"), tree)
+
+    def base(self, job: JobId, epoch: Epoch) -> Tree | None:
+        """What `put_base` has kept; None where the epoch began with nothing."""
+        try:
+            return Tree.model_validate_json(self._path(job, epoch).with_suffix(".tree").read_bytes())
+        except FileNotFoundError:
+            return None
+
     def drop(self, job: JobId, epoch: Epoch) -> None:
         """Removes a part's record, after all of it has been ended."""
-        self._path(job, epoch).unlink(missing_ok=True)
+        for path in (self._path(job, epoch), self._path(job, epoch).with_suffix(".tree")):
+            path.unlink(missing_ok=True)
 
     def _path(self, job: JobId, epoch: Epoch) -> Path:
         return self._parts / f"{job}-e{int(epoch)}.json"

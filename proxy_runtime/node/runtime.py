@@ -284,6 +284,9 @@ class LocalNodeRuntime:
         launch.require_devices(self._profile, request.placement)
         manifest = self.storage.manifest(spec.tenant, job, request.checkpoint)
         made = launch.require_fitting(manifest, self.numerics)
+        if manifest.volume is not None:
+            tree = self.storage.store(spec.tenant).exchange.tree_bytes(manifest.volume)
+            self._ledger.put_base(job, epoch, tree)
         record = launch.restored_record(epoch, spec, request.placement, manifest, self._first_run(job))
         with self._ended_on_error(self._placed(record, record.env, made)) as part:
             clock.lap("base")
@@ -369,4 +372,5 @@ class LocalNodeRuntime:
 
     def _commit(self, part: Part, request: CheckpointInput) -> CheckpointResult:
         store = self.storage.store(part.record.spec.tenant)
-        return Committer(self._fleet, store, part.record, self.numerics).commit(request)
+        base = self._ledger.base(part.job, part.epoch)
+        return Committer(self._fleet, store, part.record, self.numerics, base).commit(request)

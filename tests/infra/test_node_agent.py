@@ -1,4 +1,4 @@
-"""The agent as a process of its own, with a real Temporal, a real store and real jobs: killed, restarted, superseded."""
+"""The agent as a process of its own, with a real Temporal, a real store and real jobs: killed, restarted, given up."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ async def test_a_job_that_was_terminated_while_the_agent_was_away_is_ended(clien
     assert PartClient(layout).alive, "an agent that ends leaves its jobs alone"
     await handle.terminate("in the UI")
     node.start()
-    await until(lambda: node.layouts() == [] and remains.processes(layout) == [], node.words)
+    await until(lambda: node.layouts() == [] and not remains.processes(layout), node.words)
 
 
 async def test_a_node_that_was_given_up_ends_what_it_has_and_begins_anew(client: Client, node: Node) -> None:
@@ -231,7 +231,7 @@ async def test_a_node_that_was_given_up_ends_what_it_has_and_begins_anew(client:
     process = node.process
     await until(lambda: process.poll() is not None, node.words)
     assert process.returncode == 3, node.words()
-    assert node.layouts() == [] and remains.processes(layout) == []
+    assert node.layouts() == [] and not remains.processes(layout)
     node.start("--end-jobs")
     assert (await node.renewed()).node.incarnation == 2
     node.signal(signal.SIGTERM, 0)
