@@ -284,11 +284,11 @@ class LocalNodeRuntime:
         launch.require_devices(self._profile, request.placement)
         manifest = self.storage.manifest(spec.tenant, job, request.checkpoint)
         made = launch.require_fitting(manifest, self.numerics)
-        if manifest.volume is not None:
-            tree = self.storage.store(spec.tenant).exchange.tree_bytes(manifest.volume)
-            self._ledger.put_base(job, epoch, tree)
         record = launch.restored_record(epoch, spec, request.placement, manifest, self._first_run(job))
         with self._ended_on_error(self._placed(record, record.env, made)) as part:
+            if manifest.volume is not None:
+                tree = self.storage.store(spec.tenant).exchange.tree_bytes(manifest.volume)
+                self._ledger.put_base(job, epoch, tree)
             clock.lap("base")
             self._connect(part, request.placement, fresh=False, deadline_s=request.deadline_s)
             clock.lap("connect")

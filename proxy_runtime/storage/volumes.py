@@ -145,7 +145,7 @@ def join_volumes(
         store: of the node that commits; the joined list of files goes there and into the bucket.
         job: the job.
         epoch: the epoch that takes the checkpoint.
-        base: the checkpoint that the epoch began with, or its volume's list of files, where it may be removed meanwhile.
+        base: the checkpoint that the epoch began with; or the files of its volume, where it may be removed meanwhile.
         parts: of all nodes.
 
     Returns:
