@@ -15,8 +15,8 @@ from proxy_runtime.process import criu_setup
 from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.node_job import NodeJob
 from proxy_runtime.shim.part import Limits
-from proxy_runtime.shim.part_job import PartJob
-from proxy_runtime.shim.part_server import PartShim
+from proxy_runtime.shim.parts.job import PartJob
+from proxy_runtime.shim.parts.server import PartShim
 from proxy_runtime.shim.server import Shim
 from proxy_runtime.shim.spec import RunSpec
 

@@ -1,4 +1,4 @@
-"""A job's part on one node of a fleet: its life from `prepare` to `end`. Cuts of it are in `part_cut`.
+"""A job's part on one node of a fleet: its life from `prepare` to `end`. Cuts of it are in `cuts`.
 
 Operations come from several threads; one at a time changes the part. `end` waits for none of them: it takes away
 what they work on.
@@ -25,15 +25,15 @@ from proxy_runtime.device.client import DeviceProxyError, Zygote
 from proxy_runtime.device.wiring import address_of, listening_pairs, reserve
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
-from proxy_runtime.shim import exits
 from proxy_runtime.shim.generation import Generation, Rank
 from proxy_runtime.shim.header import host_class, numerics_class, rank_states
 from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.part import Endpoint, Limits, PartStatus, Phase
-from proxy_runtime.shim.part_cut import PartCuts
+from proxy_runtime.shim.parts import exits
+from proxy_runtime.shim.parts.cuts import PartCuts
+from proxy_runtime.shim.parts.stopwatch import Stopwatch
 from proxy_runtime.shim.restoring import Restoration
 from proxy_runtime.shim.spec import NodePart, RunError, RunSpec
-from proxy_runtime.shim.stopwatch import Stopwatch
 
 TERMINATE_GRACE_S = 5.0
 KILL_PERIOD_S = 0.2

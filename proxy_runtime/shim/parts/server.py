@@ -12,7 +12,7 @@ from model.codec import from_value, to_json
 from proxy_runtime.shim import frames
 from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.part import Endpoint
-from proxy_runtime.shim.part_job import PartJob
+from proxy_runtime.shim.parts.job import PartJob
 from proxy_runtime.shim.socket_server import SocketServer
 from proxy_runtime.shim.spec import RunError
 

@@ -20,7 +20,7 @@ from proxy_runtime.shim.part import Limits, PartWritten, Phase
 from proxy_runtime.shim.spec import CutReport, RunError
 
 if TYPE_CHECKING:
-    from proxy_runtime.shim.part_job import PartJob
+    from proxy_runtime.shim.parts.job import PartJob
 
 Kind = Literal["live", "full", "final"]
 
