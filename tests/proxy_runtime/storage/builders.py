@@ -7,6 +7,7 @@ from pathlib import Path
 
 from model.ids import NodeId, Step
 from model.manifest import HostClass, ManifestHeader, NumericsClass, RankState
+from model.records import NodeRecord
 from model.runtime import NodeParts
 from proxy_runtime.checkpoint import Part, Store, WrittenParts
 
@@ -50,3 +51,9 @@ def write_parts(
 
 def noise(size: int) -> bytes:
     return os.urandom(size)
+
+
+def node_record(name: str = "n", address: str = "127.0.0.1:1") -> NodeRecord:
+    return NodeRecord(
+        node=NodeId(name, 1), cluster="local", boot_id="boot", address=address, devices=(), numerics=NUMERICS
+    )

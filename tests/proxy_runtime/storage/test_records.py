@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,10 +14,10 @@ from pydantic import BaseModel
 
 from model.control import AdvanceHeadInput, AllocateEpochInput, OpenJobInput
 from model.ids import CheckpointId, Epoch, Generation, JobId, NodeId, Step, TenantId
-from model.records import JobHead, NodeRecord
+from model.records import JobHead
 from proxy_runtime.storage import Bucket, Fenced, FleetStore, StorageError
 from proxy_runtime.storage.records import Records
-from tests.proxy_runtime.storage.builders import NUMERICS, SECRET
+from tests.proxy_runtime.storage.builders import SECRET, node_record
 
 JOB = JobId("job")
 NODES = (NodeId("a", 1),)
@@ -288,13 +287,8 @@ def test_processes_never_get_the_same_epoch_or_generation(tmp_path: Path) -> Non
 # -- nodes --------------------------------------------------------------------------------------------------------
 
 
-def node(name: str = "n", incarnation: int = 1, **fields: Any) -> NodeRecord:
-    values: dict[str, Any] = dict(cluster="local", boot_id="boot", address="127.0.0.1:1", devices=(), numerics=NUMERICS)
-    return NodeRecord(node=NodeId(name, incarnation), **{**values, **fields})
-
-
 def test_a_node_is_claimed_renewed_and_lost(fleet: FleetStore) -> None:
-    first = fleet.claim_node(node())
+    first = fleet.claim_node(node_record())
     assert (first.node.incarnation, first.lost) == (1, False)
     renewed = fleet.renew_node(first.model_copy(update={"address": "127.0.0.1:2"}))
     assert (renewed.beat, renewed.address) == (first.beat + 1, "127.0.0.1:2")
@@ -311,7 +305,7 @@ def test_a_node_is_claimed_renewed_and_lost(fleet: FleetStore) -> None:
         fleet.renew_node(renewed)
     with pytest.raises(Fenced):
         fleet.mark_lost(NodeId("n", 3))
-    fleet.claim_node(node("host.example"))
+    fleet.claim_node(node_record("host.example"))
     assert [str(record.node) for record in fleet.nodes()] == ["host.example@1", "n@2"]
 
 
@@ -332,5 +326,5 @@ def test_snapshots_and_keys(fleet: FleetStore) -> None:
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_incarnations_are_never_used_twice(names: list[str]) -> None:
     fleet = FleetStore(Bucket.open("memory://"), SECRET)
-    claimed = [fleet.claim_node(node(name)).node for name in names]
+    claimed = [fleet.claim_node(node_record(name)).node for name in names]
     assert len(set(claimed)) == len(claimed)
