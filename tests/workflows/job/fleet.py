@@ -213,8 +213,12 @@ class Handle:
         want = part.step + more
         await until(lambda: part.step >= want, f"steps of {self.id} on {node.id}")
 
-    def end(self, outcome: Outcome, code: int = 0) -> None:
+    async def end(self, outcome: Outcome, code: int = 0) -> None:
         """Its ranks end, wherever they run."""
+        view = await self.show()
+        for node in self.fleet.nodes:
+            if node.id in {device.node for device in view.placement}:
+                await until(lambda node=node: (self.id, view.epoch) in node.parts, f"{self.id} on {node.id}")
         for node in self.fleet.nodes:
             for (job, _), part in node.parts.items():
                 if job == self.id and part.outcome is None:

@@ -47,7 +47,7 @@ async def life(fleet: Fleet) -> Handle:
     await job.workflow.execute_update(Update.RESUME)
     await job.run_on(second.device(0), second.device(1))
     await _move(job)
-    job.end(Outcome.COMPLETED)
+    await job.end(Outcome.COMPLETED)
     await job.workflow.result()
     return job
 
@@ -60,7 +60,7 @@ async def node_lost(fleet: Fleet) -> Handle:
     await job.workflow.execute_update(Update.CHECKPOINT, {"wait": True})
     await job.direct("lost", nodes=[second.id])
     await job.run_on(first.device(0), third.device(0))
-    job.end(Outcome.COMPLETED)
+    await job.end(Outcome.COMPLETED)
     await job.workflow.result()
     return job
 
@@ -78,9 +78,9 @@ async def failure(fleet: Fleet) -> Handle:
                 if step == "restore"
                 else job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True))
             )
-    job.end(Outcome.FAILED, 3)
+    await job.end(Outcome.FAILED, 3)
     await job.run_on(first.device(0), second.device(0))
-    job.end(Outcome.FAILED, 3)
+    await job.end(Outcome.FAILED, 3)
     with contextlib.suppress(WorkflowFailureError):
         await job.workflow.result()
     return job

@@ -54,7 +54,7 @@ async def test_plain_json_from_the_command_line(fleet: Fleet) -> None:
     assert view["phase"] == "suspended" and view["tier"] == "basic" and not view["placement"]
     await _temporal(fleet.client, "workflow", "update", "execute", *name, "--name", "resume")
     await job.run_on(fleet.nodes[1].device(0))
-    job.end(Outcome.COMPLETED)
+    await job.end(Outcome.COMPLETED)
     await job.phase(JobPhase.COMPLETED)
     await until(lambda: bool(job.check()), "its events")
 

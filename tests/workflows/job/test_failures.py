@@ -23,7 +23,7 @@ async def _refused(asked) -> str:
 
 async def _ends(job: Handle) -> None:
     job.fleet.troubles.none()
-    job.end(Outcome.COMPLETED)
+    await job.end(Outcome.COMPLETED)
     await job.workflow.result()
     job.check()
 
@@ -138,7 +138,7 @@ async def test_a_commit_whose_answer_is_lost_counts_for_what_follows(fleet: Flee
     fleet.troubles.none()
     committed = fleet.records.head(job.id)
     assert committed is not None and committed.checkpoint is not None
-    job.end(Outcome.LOST)
+    await job.end(Outcome.LOST)
     await job.run_on(fleet.nodes[1].device(0))
     assert (await job.show()).step >= committed.step > 0
     await _ends(job)
@@ -199,7 +199,7 @@ async def test_a_damaged_checkpoint_gives_way_to_an_earlier_one(fleet: Fleet) ->
     await job.workflow.execute_update(Update.CHECKPOINT, {"wait": True})
     older, newer = (await job.show()).checkpoints
     fleet.troubles.want("restore", RuntimeCode.DAMAGED, times=1)
-    job.end(Outcome.LOST)
+    await job.end(Outcome.LOST)
     await job.notice(lambda notice: notice.wants == "devices")
     await job.direct("place", second.device(0))
     await job.notice(lambda notice: notice.wants == "devices" and notice.epoch == 2)

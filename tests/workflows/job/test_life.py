@@ -48,7 +48,7 @@ async def test_a_job_runs_is_preempted_resumed_moved_and_completed(fleet: Fleet)
     assert view.transitions[-1].down_ms is not None and view.transitions[-1].down_ms < 30_000
     assert {"barrier", "write", "commit", "transfer", "restore", "head"} <= set(view.transitions[-1].parts_ms or {})
 
-    job.end(Outcome.COMPLETED)
+    await job.end(Outcome.COMPLETED)
     end = await job.workflow.result()
     assert end["phase"] == "completed" and end["exit_code"] == 0 and end["final"]
     events = job.check()
@@ -86,9 +86,9 @@ async def test_a_failing_program_is_started_again_as_often_as_it_asks(fleet: Fle
     node = fleet.nodes[0]
     await job.run_on(node.device(0))
     await job.steps(node)
-    job.end(Outcome.FAILED, 1)
+    await job.end(Outcome.FAILED, 1)
     await job.run_on(node.device(0))
-    job.end(Outcome.FAILED, 1)
+    await job.end(Outcome.FAILED, 1)
     with pytest.raises(WorkflowFailureError):
         await job.workflow.result()
     job.check()

@@ -49,7 +49,7 @@ async def test_continue_as_new_disturbs_no_step(fleet: Fleet) -> None:
     await _renew(job)
     await job.workflow.execute_update(Update.RESUME)
     await job.run_on(fleet.nodes[1].device(0))
-    job.end(Outcome.COMPLETED)
+    await job.end(Outcome.COMPLETED)
     await job.workflow.result()
     events = job.check()
     assert len({event.id.first_execution_run for event in events}) == 1
@@ -95,7 +95,7 @@ async def test_a_reset_opens_the_job_again_and_doubles_no_epoch(fleet: Fleet, la
     view = await job.run_on(first.device(0))
     assert view.epoch == 3 and view.step == head.step
     await job.steps(first)
-    job.end(Outcome.COMPLETED)
+    await job.end(Outcome.COMPLETED)
     await job.workflow.result()
     job.check()
 
@@ -115,7 +115,7 @@ async def test_a_reset_in_the_middle_of_a_preemption(fleet: Fleet) -> None:
     await job.notice(lambda notice: notice.generation == 2 and notice.wants == "devices")
     view = await job.run_on(fleet.nodes[1].device(0))
     assert view.epoch == 2
-    job.end(Outcome.COMPLETED)
+    await job.end(Outcome.COMPLETED)
     await job.workflow.result()
     job.check()
 
@@ -138,7 +138,7 @@ async def test_without_kafka_a_job_runs_is_preempted_and_ends_but_stays_open(fle
     await job.workflow.execute_update(Update.RESUME)
     await job.run_on(node.device(1))
     await _renew(job)
-    job.end(Outcome.COMPLETED)
+    await job.end(Outcome.COMPLETED)
     view = await job.phase(JobPhase.COMPLETED)
     assert view.unpublished_events > 5 and fleet.sink.events == []
     with pytest.raises(TimeoutError):
@@ -218,7 +218,7 @@ async def test_a_job_waits_for_forty_days_and_then_runs(skipping: WorkflowEnviro
         view = await job.show()
         assert view.phase is JobPhase.QUEUED and "wait" in view.waiting
         await job.run_on(fleet.nodes[0].device(0))
-        job.end(Outcome.COMPLETED)
+        await job.end(Outcome.COMPLETED)
         await job.workflow.result()
         job.check()
 
