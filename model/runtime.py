@@ -192,16 +192,12 @@ class NodeParts(Shape):
     """What one node has written of a checkpoint; `volume` is the job directory as this node has it.
 
     A commit joins the volumes of all nodes: what a node has changed since the epoch began goes into the whole.
-
-    Attributes:
-        packs: ids of the packs that hold the chunks of all of it, old ones included.
     """
 
     node: NodeId
     ranks: tuple[RankParts, ...]
     states: tuple[RankState, ...]
     volume: PartRef | None = None
-    packs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
