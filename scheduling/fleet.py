@@ -14,7 +14,7 @@ from model.job_spec import Tier
 from model.job_state import JobPhase
 from model.manifest import NumericsClass
 from scheduling.constants import COOL_DOWN_S
-from scheduling.fitting import Fit, Free, Gang, fit
+from scheduling.fitting import Fit, Gang, fit
 from scheduling.state import ClusterState, JobState, NodeState
 
 TIER_RANK = {Tier.PREMIUM: 0, Tier.STANDARD: 1, Tier.BASIC: 2}
@@ -45,15 +45,18 @@ class Pool:
     nodes: tuple[NodeState, ...]
 
 
+Rooms = dict[bytes, dict[NodeId, list[DeviceId]]]
+"""Devices that a job may use, by numerics class and node."""
+
+
 class Fleet:
-    """Devices by what may be done with them.
+    """Devices by what may be done with them, kept by node: a question about a job costs time by nodes, not by devices.
 
     Attributes:
+        alive: live nodes, by name.
         pools: classes that have live nodes.
-        free: devices that nobody has, holds or is about to get.
-        freeing: devices of jobs that are giving them up, with these jobs.
-        kept: taken out of `free` and `freeing` for jobs that come first; grows while a plan is made.
         kept_in_tier: free devices kept from later jobs of one tier only.
+        draining: whether devices of ended jobs are not known to be empty yet.
     """
 
     def __init__(self, state: ClusterState, now: datetime) -> None:
@@ -64,32 +67,25 @@ class Fleet:
         for node in self.alive.values():
             keyed.setdefault(class_key(node.numerics), []).append(node)
         self.pools = tuple(Pool(key, tuple(sorted(keyed[key], key=lambda item: item.node))) for key in sorted(keyed))
-        self._jobs = {item.notice.job: item for item in state.jobs}
-        held = {device for job in state.jobs for device in job.held_devices}
-        self.draining = {device for item in state.draining for device in item.devices}
-        strangers = self._with_strangers(state)
-        self.free: dict[DeviceId, NodeId] = {
-            device: node.node
-            for pool in self.pools
-            for node in pool.nodes
-            if node.node not in strangers
-            for device, _ in node.devices
-            if device not in held and device not in self.draining
-        }
-        self.freeing: dict[DeviceId, JobId] = {
-            device: job.notice.job
-            for job in state.jobs
-            if gives_up(job)
-            for device in job.notice.devices
-            if self.lives(device)
-        }
-        self.kept: dict[DeviceId, JobId] = {}
+        self.pool_of = {node.node: pool.key for pool in self.pools for node in pool.nodes}
         self.kept_in_tier: dict[Tier, set[DeviceId]] = {tier: set() for tier in Tier}
-
-    def lives(self, device: DeviceId) -> bool:
-        """Whether a device's node is alive."""
-        node = self.nodes.get(device.node)
-        return node is not None and node.alive
+        self._jobs = {item.notice.job: item for item in state.jobs}
+        self._model = {device: model.casefold() for node in self.alive.values() for device, model in node.devices}
+        held = {device for job in state.jobs for device in job.held_devices}
+        self._drains = {device for item in state.draining for device in item.devices}
+        strangers = self._with_strangers(state)
+        self._open = {
+            node.node: [
+                device for device, _ in node.devices if device not in held and device not in self._drains
+            ] if node.node not in strangers else []
+            for node in self.alive.values()
+        }  # fmt: skip
+        self._kept: dict[NodeId, list[DeviceId]] = {node: [] for node in self._open}
+        self._soon: dict[NodeId, list[DeviceId]] = {node: [] for node in self._open}
+        self._giver: dict[DeviceId, JobId] = {}
+        for job in state.jobs:
+            if gives_up(job):
+                self.surrender(job)
 
     def suits(self, demand: Demand) -> tuple[Pool, ...]:
         """The classes that a job may run in: the one that it has run in, or any."""
@@ -98,72 +94,107 @@ class Fleet:
         key = class_key(demand.numerics)
         return tuple(pool for pool in self.pools if pool.key == key)
 
-    def capacity(self, demand: Demand) -> list[dict[NodeId, list[DeviceId]]]:
-        """All devices that a job may use at all, by class and node."""
-        return [self._select(pool, demand, None) for pool in self.suits(demand)]
-
-    def find(self, demand: Demand, gang: Gang, usable: Iterable[DeviceId]) -> Fit | None:
-        """The best fit on `usable` devices within one class: fewest nodes, then the first class."""
-        chosen = set(usable)
-        found = [
-            placed
+    def capacity(self, demand: Demand) -> Rooms:
+        """All devices that a job may use at all."""
+        return {
+            pool.key: {node.node: self._of_model([device for device, _ in node.devices], demand) for node in pool.nodes}
             for pool in self.suits(demand)
-            if (placed := fit(gang, self._select(pool, demand, chosen))) is not None
-        ]
-        return min(found, key=lambda item: len(item.nodes), default=None)
+        }
 
-    def find_on(self, demand: Demand, gang: Gang, node: NodeState, usable: Iterable[DeviceId]) -> Fit | None:
-        """A fit on one node."""
-        return fit(gang, self._select(Pool(b"", (node,)), demand, set(usable)))
-
-    def usable(self, job: JobState, *, freeing: bool = False) -> list[DeviceId]:
+    def usable(self, demand: Demand, *, freeing: bool = False) -> Rooms:
         """Free devices that a job may have, with `freeing` also those that others are giving up."""
-        tier = job.notice.demand.tier
-        later = self.kept_in_tier[tier]
-        devices = [device for device in self.free if device not in self.kept and device not in later]
-        if freeing:
-            devices += [device for device in self.freeing if device not in self.kept and device not in later]
-        return devices
+        later = self.kept_in_tier[demand.tier]
+        found: Rooms = {}
+        for pool in self.suits(demand):
+            rooms = found[pool.key] = {}
+            for node in pool.nodes:
+                devices = self._open[node.node]
+                if freeing and self._soon[node.node]:
+                    devices = [*devices, *self._soon[node.node]]
+                if later:
+                    devices = [device for device in devices if device not in later]
+                rooms[node.node] = self._of_model(devices, demand)
+        return found
 
-    def of_its_kind(self, demand: Demand, devices: Iterable[DeviceId]) -> int:
-        """How many of `devices` a job could use, in the class where that is most."""
-        chosen = set(devices)
-        pools = (self._select(pool, demand, chosen) for pool in self.suits(demand))
-        return max((sum(map(len, pool.values())) for pool in pools), default=0)
+    def kept(self, demand: Demand) -> Rooms:
+        """Free devices that are kept for others and that a job could use."""
+        return {
+            pool.key: {node.node: self._of_model(self._kept[node.node], demand) for node in pool.nodes}
+            for pool in self.suits(demand)
+        }
+
+    def with_draining(self, demand: Demand, rooms: Rooms) -> Rooms:
+        """`rooms`, and the devices of ended jobs."""
+        more: dict[NodeId, list[DeviceId]] = {}
+        for device in sorted(self._drains):
+            more.setdefault(device.node, []).append(device)
+        return {
+            key: {node: [*devices, *self._of_model(more.get(node, []), demand)] for node, devices in rooms[key].items()}
+            for key in rooms
+        }
+
+    def with_jobs(self, demand: Demand, rooms: Rooms, jobs: Iterable[JobState]) -> Rooms:
+        """`rooms`, and what `jobs` hold."""
+        more: dict[NodeId, list[DeviceId]] = {}
+        for job in jobs:
+            for device in job.notice.devices:
+                more.setdefault(device.node, []).append(device)
+        return {
+            key: {node: [*devices, *self._of_model(more.get(node, []), demand)] for node, devices in rooms[key].items()}
+            for key in rooms
+        }
+
+    def of_its_model(self, demand: Demand, devices: Iterable[DeviceId]) -> list[DeviceId]:
+        """Those of `devices` that are on live nodes and of the model that a job asks for."""
+        return self._of_model([device for device in devices if device in self._model], demand)
 
     def keep(self, job: JobId, devices: Iterable[DeviceId]) -> None:
         """Keeps devices from all jobs that come later."""
-        self.kept.update((device, job) for device in devices)
+        for device in devices:
+            if device in self._open[device.node]:
+                self._open[device.node].remove(device)
+                self._kept[device.node].append(device)
+            else:
+                self._soon[device.node].remove(device)
 
     def take(self, devices: Iterable[DeviceId]) -> None:
         """Devices that are given away by this plan."""
         for device in devices:
-            self.free.pop(device, None)
+            self._open[device.node].remove(device)
 
     def surrender(self, job: JobState) -> None:
-        """A job is preempted by this plan."""
-        self.freeing.update((device, job.notice.job) for device in job.notice.devices if self.lives(device))
+        """A job gives up what it holds, or is told to by this plan."""
+        for device in job.notice.devices:
+            if device in self._model:
+                self._soon[device.node].append(device)
+                self._giver[device] = job.notice.job
 
     def givers(self, devices: Sequence[DeviceId]) -> list[JobState]:
         """The jobs that give up some of `devices`, in order."""
-        names = dict.fromkeys(self.freeing[device] for device in devices if device in self.freeing)
+        names = dict.fromkeys(self._giver[device] for device in devices if device in self._giver)
         return [self._jobs[name] for name in names]
 
-    def _select(self, pool: Pool, demand: Demand, chosen: set[DeviceId] | None) -> dict[NodeId, list[DeviceId]]:
-        wanted = demand.accelerator.casefold() if demand.accelerator else None
-        return {
-            node.node: [
-                device
-                for device, model in node.devices
-                if (chosen is None or device in chosen) and (wanted is None or model.casefold() == wanted)
-            ]
-            for node in pool.nodes
-        }
+    def _of_model(self, devices: list[DeviceId], demand: Demand) -> list[DeviceId]:
+        if demand.accelerator is None or not devices:
+            return devices
+        wanted = demand.accelerator.casefold()
+        return [device for device in devices if self._model.get(device) == wanted]
 
     def _with_strangers(self, state: ClusterState) -> set[NodeId]:
         """Nodes that have parts of jobs that nobody has told of: which devices these use is not known."""
         known = {*self._jobs, *(item.job for item in state.ended), *(item.job for item in state.draining)}
         return {node.node for node in self.alive.values() if any(job not in known for job, _ in node.jobs)}
+
+
+def find(gang: Gang, rooms: Rooms) -> Fit | None:
+    """The best fit within one class: on the fewest nodes, then in the first class."""
+    found = [placed for free in rooms.values() if (placed := fit(gang, free)) is not None]
+    return min(found, key=lambda item: len(item.nodes), default=None)
+
+
+def count(rooms: Rooms) -> int:
+    """How many devices a job could use, in the class where that is most."""
+    return max((sum(map(len, free.values())) for free in rooms.values()), default=0)
 
 
 def gives_up(job: JobState) -> bool:
@@ -183,6 +214,3 @@ def may_give_way(job: JobState) -> bool:
     idle = job.told is None or job.told.directive.action == "refuse"
     runs = job.notice.phase in (JobPhase.STARTING, JobPhase.RUNNING)
     return bool(job.notice.devices) and idle and runs and not job.notice.held
-
-
-__all__ = ["TIER_RANK", "Fleet", "Free", "Pool", "cool_until", "gang_of", "gives_up", "may_give_way", "order"]

@@ -7,7 +7,7 @@ taken for, and a job before it in the order may have them: nothing else, so that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from model.control import TELL_AGAIN, Directive
@@ -23,8 +23,19 @@ from scheduling.constants import (
     WAIT_GAP_S,
     WAITS_AT_ONCE,
 )
-from scheduling.fitting import Fit, Gang
-from scheduling.fleet import TIER_RANK, Fleet, class_key, cool_until, gang_of, may_give_way, order
+from scheduling.fitting import Fit, Gang, fit
+from scheduling.fleet import (
+    TIER_RANK,
+    Fleet,
+    Rooms,
+    class_key,
+    cool_until,
+    count,
+    find,
+    gang_of,
+    may_give_way,
+    order,
+)
 from scheduling.reclaim import victims_for
 from scheduling.state import Claim, ClusterState, Decision, JobState, Plan, Told
 
@@ -133,16 +144,14 @@ class _Round:
         if reason:
             self.waiting[name] = self.blocked[shape] = reason
             return
-        usable = fleet.usable(job)
+        usable = fleet.usable(demand)
         placed = self._find(job, gang, usable)
         cool = cool_until(job)
         if placed and cool and cool > self.now:
             self.looks.append(cool)
             self._claim(job, placed, reasons.cooling((cool - self.now).total_seconds()))
         elif placed:
-            free = fleet.of_its_kind(demand, usable)
-            resumes = job.notice.epoch > 0
-            text = reasons.placed(job.notice, placed.devices, free, resumes)
+            text = reasons.placed(job.notice, placed.devices, count(usable), job.notice.epoch > 0)
             directive = self._directive(
                 "place", text, devices=placed.devices, device_of_rank=placed.device_of_rank, request=job.notice.request
             )
@@ -151,21 +160,27 @@ class _Round:
         else:
             self._reclaim(job, gang, usable, shape)
 
-    def _find(self, job: JobState, gang: Gang, usable: Sequence[DeviceId]) -> Fit | None:
+    def _find(self, job: JobState, gang: Gang, usable: Rooms) -> Fit | None:
         """A fit, on what was kept for the job before if that will do: plans should not wander."""
-        claimed = [device for device in usable if device in set(job.claims)]
-        demand = job.notice.demand
-        return (self.fleet.find(demand, gang, claimed) if claimed else None) or self.fleet.find(demand, gang, usable)
+        if job.claims:
+            kept = set(job.claims)
+            claimed = {
+                key: {node: [device for device in devices if device in kept] for node, devices in rooms.items()}
+                for key, rooms in usable.items()
+            }
+            if placed := find(gang, claimed):
+                return placed
+        return find(gang, usable)
 
-    def _reclaim(self, job: JobState, gang: Gang, usable: Sequence[DeviceId], shape: tuple[object, ...]) -> None:
+    def _reclaim(self, job: JobState, gang: Gang, usable: Rooms, shape: tuple[object, ...]) -> None:
         fleet, demand, name = self.fleet, job.notice.demand, job.notice.job
-        free = fleet.of_its_kind(demand, usable)
-        soon = fleet.usable(job, freeing=True)
+        free = count(usable)
+        soon = fleet.usable(demand, freeing=True)
         target = self._find(job, gang, soon)
         if target is None:
             lower = [other for other in self.state.jobs if self._gives_way(other, job)]
             ready = [other for other in lower if self._is_ready(other)]
-            victims = victims_for(fleet, demand, gang, soon, ready)
+            victims = victims_for(gang, soon, ready)
             if victims is None:
                 self.waiting[name] = self.blocked[shape] = self._blocked(job, gang, free, soon, lower, ready)
                 self._reserve(job, gang, usable)
@@ -174,7 +189,7 @@ class _Round:
             for victim in victims:
                 fleet.surrender(victim)
                 self._decide(victim.notice.job, self._directive("preempt", text), beneficiary=name)
-            target = fleet.find(demand, gang, fleet.usable(job, freeing=True))
+            target = find(gang, fleet.usable(demand, freeing=True))
             if target is None:  # proved above
                 raise AssertionError(f"The victims chosen for {name} do not make it fit.")
         givers = [giver.notice for giver in fleet.givers(target.devices)]
@@ -186,10 +201,13 @@ class _Round:
         self.waiting[job.notice.job] = reason
 
     def _gives_way(self, other: JobState, job: JobState) -> bool:
-        lower = TIER_RANK[other.notice.demand.tier] > TIER_RANK[job.notice.demand.tier]
-        devices = other.notice.devices
-        kind = self.fleet.of_its_kind(job.notice.demand, devices)
-        return lower and kind > 0 and may_give_way(other) and other.notice.job not in self.decisions
+        demand = job.notice.demand
+        lower = TIER_RANK[other.notice.demand.tier] > TIER_RANK[demand.tier]
+        if not lower or not may_give_way(other) or other.notice.job in self.decisions:
+            return False
+        pools = {pool.key for pool in self.fleet.suits(demand)}
+        devices = self.fleet.of_its_model(demand, other.notice.devices)
+        return any(self.fleet.pool_of[device.node] in pools for device in devices)
 
     def _is_ready(self, job: JobState) -> bool:
         cool = cool_until(job)
@@ -204,43 +222,38 @@ class _Round:
         if not fleet.alive:
             return reasons.no_nodes()
         capacity = fleet.capacity(demand)
-        everything = [device for pool in capacity for devices in pool.values() for device in devices]
-        if fleet.find(demand, gang, everything):
+        if find(gang, capacity):
             return ""
-        total = max((sum(map(len, pool.values())) for pool in capacity), default=0)
-        most = max((len(devices) for pool in capacity for devices in pool.values()), default=0)
-        return reasons.never(demand, gang.width, total, most)
+        most = max((len(devices) for rooms in capacity.values() for devices in rooms.values()), default=0)
+        return reasons.never(demand, gang.width, count(capacity), most)
 
     def _blocked(
         self,
         job: JobState,
         gang: Gang,
         free: int,
-        soon: Sequence[DeviceId],
+        soon: Rooms,
         lower: Sequence[JobState],
         ready: Sequence[JobState],
     ) -> str:
         fleet, demand = self.fleet, job.notice.demand
-        theirs = [device for other in lower for device in other.notice.devices]
-        count = fleet.of_its_kind(demand, theirs)
-        if len(ready) < len(lower) and fleet.find(demand, gang, [*soon, *theirs]):
+        theirs = sum(len(fleet.of_its_model(demand, other.notice.devices)) for other in lower)
+        everything = fleet.with_jobs(demand, soon, lower)
+        if len(ready) < len(lower) and find(gang, everything):
             cool = max(time for other in lower if (time := cool_until(other)))
-            return reasons.victims_settle(gang.width, free, count, (cool - self.now).total_seconds())
-        if fleet.find(demand, gang, [*soon, *theirs, *fleet.draining]):
+            return reasons.victims_settle(gang.width, free, theirs, (cool - self.now).total_seconds())
+        if find(gang, fleet.with_draining(demand, everything)):
             return reasons.draining(gang.width, free)
-        kept = fleet.of_its_kind(demand, [device for device in fleet.free if device in fleet.kept])
-        return reasons.blocked(gang.width, free, count, kept)
+        return reasons.blocked(gang.width, free, theirs, count(fleet.kept(demand)))
 
-    def _reserve(self, job: JobState, gang: Gang, usable: Iterable[DeviceId]) -> None:
+    def _reserve(self, job: JobState, gang: Gang, usable: Rooms) -> None:
         """Smaller jobs of its tier may overtake a blocked job for a while; then free devices are kept for it."""
         patient_until = (job.waits_since or self.now) + timedelta(seconds=PATIENCE_S)
         if patient_until > self.now:
             self.looks.append(patient_until)
             return
-        mine = {
-            device for pool in self.fleet.capacity(job.notice.demand) for items in pool.values() for device in items
-        }
-        kept = [device for device in usable if device in mine][: gang.width]
+        pools = [[device for devices in rooms.values() for device in devices] for rooms in usable.values()]
+        kept = max(pools, key=len)[: gang.width] if pools else []
         self.fleet.kept_in_tier[job.notice.demand.tier].update(kept)
 
     # -- persons' moves -------------------------------------------------------------------------------------------
@@ -256,16 +269,15 @@ class _Round:
             return self._refuse(job, reasons.nothing_to_move(notice))
         if all(device.node == node.node for device in notice.devices):
             return self._refuse(job, reasons.already_there(name))
-        demand = notice.demand
-        suits = any(node in pool.nodes for pool in fleet.suits(demand))
-        if not suits:
+        demand, pool = notice.demand, fleet.pool_of[node.node]
+        there = fleet.capacity(demand).get(pool, {}).get(node.node)
+        if there is None:
             return self._refuse(job, reasons.node_unsuitable(name, "its numerics class is another"))
-        gang = Gang(demand.ranks, width, demand.ranks_per_group)
-        if fleet.find_on(demand, Gang(demand.ranks, 1, 1), node, [device for device, _ in node.devices]) is None:
+        if not there:
             return self._refuse(job, reasons.node_unsuitable(name, f"it has no {demand.accelerator or 'device'}"))
-        usable = fleet.usable(job)
-        free = sum(device.node == node.node for device in usable)
-        placed = fleet.find_on(demand, gang, node, usable)
+        usable = fleet.usable(demand)[pool][node.node]
+        free = len(usable)
+        placed = fit(Gang(demand.ranks, width, demand.ranks_per_group), {node.node: usable})
         if placed is None:
             return self._refuse(job, reasons.node_full(name, width, free))
         fleet.take(placed.devices)
