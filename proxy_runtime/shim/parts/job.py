@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -223,9 +223,10 @@ class PartJob:
         with self._changed:
             if self._result is not None:
                 return
-            fresh = self.layout.result.with_suffix(".new")
-            fresh.write_bytes(to_json(result))
-            fresh.rename(self.layout.result)
+            with suppress(OSError):  # a full disk: it is told over the socket
+                fresh = self.layout.result.with_suffix(".new")
+                fresh.write_bytes(to_json(result))
+                fresh.rename(self.layout.result)
             self._result = result
             self._changed.notify_all()
         self.event("ended", outcome=result.outcome, exits=[exits.sentence(exit) for exit in result.exits])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import traceback
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -33,7 +35,11 @@ class PartShim(SocketServer):
         with self.listening():
             self._job.warm()
             while not self._done.wait(MONITOR_PERIOD_S):
-                self._job.poll()
+                try:
+                    self._job.poll()
+                except Exception:  # the job must outlive any fault of ours
+                    with suppress(OSError):
+                        traceback.print_exc()
 
     def answered(self, request: dict[str, Any]) -> None:
         if request.get("op") == "end":
@@ -89,7 +95,7 @@ class PartShim(SocketServer):
     def _note(self, event: dict[str, Any]) -> None:
         self.publish(event)
         line = orjson.dumps({"job": self._job.spec.job_id, "node": self._job.part.node, **event})
-        with open(self._layout.events, "ab") as file:
+        with suppress(OSError), open(self._layout.events, "ab") as file:  # a full disk ends no job
             file.write(line + b"\n")
 
 

@@ -29,7 +29,7 @@ def test_a_reserved_port_is_given_to_nobody_else_but_may_be_listened_on() -> Non
 
 
 def test_an_address_of_another_machine_is_refused_in_one_sentence() -> None:
-    with pytest.raises(DeviceProxyError, match="cannot listen on 192.0.2.1") as caught:
+    with pytest.raises(DeviceProxyError, match=r"cannot listen on 192\.0\.2\.1") as caught:
         reserve("192.0.2.1")
     assert caught.value.code == "device-proxy.address"
 
