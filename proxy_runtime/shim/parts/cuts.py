@@ -16,6 +16,7 @@ from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.writer import CheckpointWriter, WrittenParts
 from proxy_runtime.cut.cutter import Cutter
 from proxy_runtime.errors import ErgoError
+from proxy_runtime.shim.generation import Generation
 from proxy_runtime.shim.part import Limits, PartWritten, Phase
 from proxy_runtime.shim.spec import CutReport, RunError
 
@@ -166,7 +167,7 @@ class PartCuts:
             self._job.delivered.start()
         self._job.set_phase(Phase.RUNNING)
 
-    def _require_running(self):  # noqa: ANN202  the generation
+    def _require_running(self) -> Generation:
         generation, result = self._job.generation, self._job.result
         if generation is None or self._job.phase is not Phase.RUNNING:
             raise RunError(f"a part that is {self._job.phase} cannot be cut.", code="run.order")
