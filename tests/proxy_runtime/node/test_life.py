@@ -6,12 +6,14 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from model.ids import Epoch
 from model.job_spec import parse_job_spec
 from model.runtime import AttendInput, BarrierInput, Outcome, Progress, StopInput
 from proxy_runtime.node.errors import NodeError
+from proxy_runtime.storage import volumes
 from tests.proxy_runtime.node.conftest import World
 from tests.proxy_runtime.node.nodes import make_spec, until
 
@@ -182,6 +184,54 @@ def test_a_secret_reaches_the_rank_and_no_file_of_the_nodes_but_its_own(
     assert result.outcome is Outcome.COMPLETED, job.tails()
     assert f"SECRET 2-retnuh /run/ergo/{job.job}.d" in job.log(0)
     assert "hunter-2" not in "".join(path.read_text() for path in (world.one.root / "parts").glob("*.json"))
+
+
+def test_a_job_starts_in_its_uploaded_directory_and_what_it_writes_is_in_its_last_checkpoint(world: World) -> None:
+    source = world.root / "project"
+    source.mkdir()
+    (source / "data.txt").write_text("41\n")
+    (source / "main.py").write_text(
+        "import os\nrank = os.environ['RANK']\n"
+        "open(f'out-{rank}.txt', 'w').write(str(int(open('data.txt').read()) + int(rank)))\n"
+    )
+    uploaded = volumes.upload_directory(world.fleet, "default", source)
+    spec = parse_job_spec(
+        {
+            "apiVersion": "ergosphere/v1",
+            "argv": ["python", "main.py"],
+            "ranks": 2,
+            "volume": {"kind": "upload", "manifest": str(uploaded)},
+        }
+    )
+    job = world.job(spec)
+    job.next_epoch((world.one, 0), (world.two, 0))
+    job.attend("fresh")
+    assert [result.outcome for result in job.results()] == [Outcome.COMPLETED] * 2, job.tails()
+    final = job.checkpoint("final").checkpoint
+    job.stop()
+    assert final is not None
+    # One volume of both nodes: each rank has written on its own.
+    found = [volumes.read_file(world.fleet, "default", final, f"directory/out-{rank}.txt") for rank in (0, 1)]
+    assert found == [b"41", b"42"]
+    assert sorted(path.name for path in source.iterdir()) == ["data.txt", "main.py"]
+
+
+def test_frozen_it_stands_still_and_thawed_it_goes_on(world: World) -> None:
+    job = world.job(make_spec("ddp_skew.py", "--epochs", "1000", ranks=2, on_lost_lease="freeze"))
+    job.next_epoch((world.one, 0), (world.one, 1))
+    job.attend("fresh")
+    job.until_step(1)
+    part = world.one.runtime.parts.get(job.job, job.epoch)
+    assert part is not None
+
+    def state() -> set[str]:
+        return {psutil.Process(pid).status() for pid in part.client.status().rank_pids.values()}
+
+    world.one.runtime.freeze(True)
+    assert state() == {psutil.STATUS_STOPPED}
+    world.one.runtime.freeze(False)
+    assert psutil.STATUS_STOPPED not in state()
+    job.until_step(int(part.progress.step) + 2)
 
 
 def _command(pid: int) -> bytes:
