@@ -114,7 +114,8 @@ class _Start:
         if self._lock is None:
             self.already = _running(self._dir, self._options)
             return
-        self._fresh = FleetFile.read(self._dir) is None
+        # Only what this attempt makes may be removed again; a store without its fleet.json is still somebody's data.
+        self._fresh = {path.name for path in self._dir.iterdir()} == {"lock"}
         check_machine(self._dir, outside)
         self._end_leftovers()
         settings = Settings.load(self._dir)
