@@ -104,6 +104,13 @@ class Bucket:
             FileNotFoundError: there is no such object.
         """
         with self._errors(f"read {key}"):
+            if self._root is not None:  # fewer copies than through obstore
+                with open(self._root / key, "rb", buffering=0) as file:
+                    file.seek(start)
+                    while length > 0 and (piece := file.read(min(length, _PART_BYTES))):
+                        length -= len(piece)
+                        yield memoryview(piece)
+                return
             result = self._store.get(key, options={"range": (start, start + length)})
             for piece in result.stream(min_chunk_size=_PART_BYTES):
                 yield memoryview(piece)

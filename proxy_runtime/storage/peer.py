@@ -116,7 +116,7 @@ class PeerServer:
             return _error(error, 404)
         if not _PACK.fullmatch(pack) or not store.exchange.has(pack):
             return JSONResponse({"code": "storage.missing"}, status_code=404)
-        return FileResponse(store.exchange.path(pack), media_type="application/octet-stream")
+        return _PackResponse(store.exchange.path(pack), media_type="application/octet-stream")
 
     async def _manifest(self, request: Request) -> Response:
         params = request.path_params
@@ -126,6 +126,10 @@ class PeerServer:
         except (ModelError, ErgoError) as error:
             return _error(error, 404)
         return Response(reader.manifest.model_dump_json(), media_type="application/json")
+
+
+class _PackResponse(FileResponse):
+    chunk_size = 1 << 20  # every piece is a hop to a thread and back
 
 
 class _Token:

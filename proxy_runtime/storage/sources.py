@@ -87,7 +87,7 @@ class PeerSource:
             self._check(response)
             if start and response.status_code != httpx.codes.PARTIAL_CONTENT:
                 raise damaged(f"The answer of {self.name}", "it ignores ranges")
-            yield from response.iter_bytes(_BLOCK)
+            yield from response.iter_raw(_BLOCK)
 
     def manifest(self, tenant: str, job: str, checkpoint: str) -> Manifest | None:
         with self._errors():
