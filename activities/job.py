@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -17,6 +18,8 @@ from model.control import (
     AdvanceHeadResult,
     AllocateEpochInput,
     AllocateEpochResult,
+    AwaitJobsInput,
+    AwaitJobsResult,
     OpenJobInput,
     OpenJobResult,
     PublishInput,
@@ -29,6 +32,9 @@ from model.runtime import RuntimeCode
 from proxy_runtime.errors import ErgoError
 
 T = TypeVar("T")
+
+LOOK_S = 2.0
+"""Between two looks at a job that another one waits for."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -61,6 +67,14 @@ class EventSink(Protocol):
         ...
 
 
+class Fates(Protocol):
+    """Asks what has become of a job; `activities.fates.TemporalFates` is one."""
+
+    async def ask(self, job: JobId) -> str | None:
+        """How its workflow has closed, such as ``completed``; None while it goes on or nobody knows."""
+        ...
+
+
 class JobActivities:
     """The activities on `JOB_TASK_QUEUE`.
 
@@ -68,6 +82,7 @@ class JobActivities:
         records: the fleet's store.
         sink: where events go.
         cluster: whose scheduler places the jobs of this worker.
+        fates: tells of other jobs, for those that come `after` them.
         search_attributes: which of `model.names.SearchAttribute` the server knows, with the right types.
     """
 
@@ -77,8 +92,10 @@ class JobActivities:
         sink: EventSink,
         *,
         cluster: str,
+        fates: Fates | None = None,
         search_attributes: Callable[[], tuple[str, ...]] = lambda: (),
     ) -> None:
+        self._fates = fates
         self._records = records
         self._sink = sink
         self._cluster = cluster
@@ -87,7 +104,7 @@ class JobActivities:
     @property
     def all(self) -> tuple[Callable[..., object], ...]:
         """What a worker registers."""
-        return (self.open_job, self.allocate_epoch, self.advance_head, self.publish_events)
+        return (self.open_job, self.allocate_epoch, self.advance_head, self.publish_events, self.await_jobs)
 
     @activity.defn(name=Activity.OPEN_JOB)
     def open_job(self, request: OpenJobInput) -> OpenJobResult:
@@ -120,6 +137,19 @@ class JobActivities:
             return PublishResult(len(request.events))
 
         return _call(request.job, publish)
+
+    @activity.defn(name=Activity.AWAIT_JOBS)
+    async def await_jobs(self, request: AwaitJobsInput) -> AwaitJobsResult:
+        """Waits for other jobs as long as it takes."""
+        if self._fates is None:
+            raise ApplicationError("This worker cannot ask for other jobs.", type="job.no-fates")
+        for other, wanted in request.after:
+            while (how := await self._fates.ask(other)) is None:
+                activity.heartbeat(str(other))
+                await asyncio.sleep(LOOK_S)
+            if wanted == "completed" and how != "completed":
+                return AwaitJobsResult(f"Job {other} was to be completed first (`after`), but is {how}.")
+        return AwaitJobsResult()
 
 
 def _call(job: JobId, call: Callable[[], T]) -> T:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from temporalio.api.common.v1 import Payload
 from temporalio.contrib.pydantic import PydanticJSONPlainPayloadConverter
 from temporalio.converter import (
@@ -19,7 +19,8 @@ from temporalio.converter import (
     JSONPlainPayloadConverter,
 )
 
-from model.codec import from_json, to_json
+from model.codec import adapter, faults_of, to_json
+from model.errors import ModelError
 from model.shape import Shape
 
 
@@ -35,11 +36,17 @@ class ShapePayloadConverter(PydanticJSONPlainPayloadConverter):
     def from_payload(self, payload: Payload, type_hint: type | None = None) -> Any:
         """Reads one value.
 
+        A field that is not known is left out: the other side may be of a newer build, and what is in a history may be
+        of an older one. Workers of both go on while a fleet is upgraded.
+
         Raises:
             ModelError: it is not of the shape `type_hint`; the error names every fault.
         """
         if isinstance(type_hint, type) and issubclass(type_hint, Shape):
-            return from_json(type_hint, payload.data)
+            try:
+                return adapter(type_hint).validate_json(payload.data, strict=True, extra="ignore")
+            except ValidationError as error:
+                raise ModelError.of_faults(type_hint.__name__, faults_of(error), code="model.invalid") from None
         return super().from_payload(payload, type_hint)
 
 

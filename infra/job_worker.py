@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import stamina
 import structlog
 
+from activities.fates import TemporalFates
 from activities.job import JobActivities
 from events.producer import EventProducer
 from infra import logs
@@ -118,7 +119,13 @@ async def work(settings: Settings, over: asyncio.Event) -> None:
                 client = await settings.connect_temporal(identity="job-worker")
                 registered = RegisteredAttributes(client)
                 await registered.look()
-                activities = JobActivities(fleet, producer, cluster=settings.cluster, search_attributes=registered)
+                activities = JobActivities(
+                    fleet,
+                    producer,
+                    cluster=settings.cluster,
+                    fates=TemporalFates(client),
+                    search_attributes=registered,
+                )
                 watching = asyncio.create_task(registered.watch())
                 try:
                     with ThreadPoolExecutor(_THREADS, thread_name_prefix="activity") as executor:

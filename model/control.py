@@ -388,6 +388,21 @@ class OpenJobResult(Shape):
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitJobsInput(Shape):
+    """Waits until these other jobs have ended; each with how it must have (``completed`` or ``any``)."""
+
+    job: JobId
+    after: tuple[tuple[JobId, Literal["completed", "any"]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitJobsResult(Shape):
+    """They have ended; `refused` says which one did not as it must have, and is empty otherwise."""
+
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class AllocateEpochInput(Shape):
     """Hands out an epoch that nobody has had. A call that is repeated may hand out two: one is then never used."""
 

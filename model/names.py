@@ -54,6 +54,7 @@ class Activity(StrEnum):
     ALLOCATE_EPOCH = "allocate_epoch"
     ADVANCE_HEAD = "advance_head"
     PUBLISH = "publish_events"
+    AWAIT_JOBS = "await_jobs"
     # Of a cluster (`CLUSTER_TASK_QUEUE`), by model.control.
     NOTIFY = "notify"
     DECIDE = "decide"

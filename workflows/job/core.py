@@ -76,6 +76,7 @@ class Job:
         parts: of the current epoch.
         directives: not looked at yet, oldest first.
         requests: people's, not begun yet.
+        doomed: why the job can never start; empty where it may.
         opened: this run of the workflow has its generation.
         cancel: why the job is to be cancelled; empty where it is not.
         reopen: why the record has to be opened again; empty where it has not.
@@ -94,6 +95,7 @@ class Job:
     cancel: str = ""
     reopen: str = ""
     opened: bool = False
+    doomed: str = ""
     renew: bool = False
     attended_at: datetime | None = None
     dirty: bool = False

@@ -51,7 +51,7 @@ def renewal_wanted(job: Job) -> bool:
 
 async def _until_due(job: Job) -> None:
     def something() -> bool:
-        return bool(job.interrupted or job.directives or job.requests or _urgent(job) or renewable(job))
+        return bool(job.interrupted or job.doomed or job.directives or job.requests or _urgent(job) or renewable(job))
 
     due = min((time for time in (_checkpoint_due(job), job.limit_at()) if time is not None), default=None)
     if due is None:
@@ -86,6 +86,8 @@ async def _next(job: Job) -> None:
         await recover.reopen(job)
     elif job.cancel:
         await finish.cancel(job)
+    elif job.doomed:
+        await finish.fail(job, job.doomed, keep=False)
     elif _urgent(job):
         await _settle(job)
     elif (limit := job.limit_at()) is not None and now >= limit:

@@ -81,6 +81,8 @@ class JobState(_Carried):
         seen: ids of directives.
         stopped_epoch: up to it all nodes have been told to stop the job.
         unstopped: those of them that have not answered; the next start tells them again.
+        told: others know that there is a job.
+        cleared: the jobs that it comes `after` have ended.
         end: how the job has ended.
     """
 
@@ -125,3 +127,4 @@ class JobState(_Carried):
     final: CheckpointId | None = None
     end: JobEnd | None = None
     told: bool = False
+    cleared: bool = False

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
+from typing import Literal
 
 from temporalio import workflow
+from temporalio.common import RetryPolicy
 
-from model.control import Demand, JobNotice, NotifyInput, PublishInput, PublishResult
+from model.control import AwaitJobsInput, AwaitJobsResult, Demand, JobNotice, NotifyInput, PublishInput, PublishResult
+from model.ids import JobId
 from model.job_state import JobPhase
-from model.names import CLUSTER_TASK_QUEUE, Activity
+from model.names import CLUSTER_TASK_QUEUE, JOB_TASK_QUEUE, Activity
 from workflows.job import outbox
-from workflows.job.calls import control, told
+from workflows.job.calls import FOREVER, control, told
 from workflows.job.core import Job
 from workflows.job.errors import Fenced, Interrupted
 
@@ -64,11 +68,36 @@ async def notify(job: Job) -> None:
         job.telling = False
 
 
+async def await_others(job: Job) -> None:
+    """Waits for the jobs that this one comes `after`; until then it wants nothing of the scheduler."""
+    state = job.state
+    if state.cleared or not job.spec.after:
+        return
+    after: tuple[tuple[JobId, Literal["completed", "any"]], ...]
+    after = tuple((other.job, other.ended) for other in job.spec.after)
+    names = ", ".join(other for other, _ in after)
+    state.waiting = f"It comes after {names}."
+    result = await workflow.execute_activity(
+        Activity.AWAIT_JOBS.value,
+        AwaitJobsInput(state.job, after),
+        result_type=AwaitJobsResult,
+        task_queue=JOB_TASK_QUEUE,
+        start_to_close_timeout=FOREVER,
+        heartbeat_timeout=timedelta(seconds=30),
+        retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=10)),
+        summary=f"wait for {names}"[:200],
+    )
+    job.doomed, state.cleared = result.refused, not result.refused
+    state.waiting = "It waits for the scheduler's first answer."
+    job.dirty = True
+
+
 def notice(job: Job) -> JobNotice:
     """The job as the scheduler should see it."""
     state, spec, placement = job.state, job.spec, job.state.placement
     wants = "nothing"
-    if state.phase is JobPhase.QUEUED or (state.phase is JobPhase.SUSPENDED and not state.held):
+    free = state.cleared or not spec.after
+    if free and (state.phase is JobPhase.QUEUED or (state.phase is JobPhase.SUSPENDED and not state.held)):
         wants = "devices"
     if state.phase is JobPhase.RUNNING and state.move is not None:
         wants = "move"
@@ -107,5 +136,5 @@ async def all_told(job: Job) -> None:
 
 
 def begin(job: Job) -> list[asyncio.Task[None]]:
-    """Starts both."""
-    return [asyncio.create_task(publish(job)), asyncio.create_task(notify(job))]
+    """Starts them."""
+    return [asyncio.create_task(publish(job)), asyncio.create_task(notify(job)), asyncio.create_task(await_others(job))]

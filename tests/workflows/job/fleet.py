@@ -18,6 +18,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
+from activities.fates import TemporalFates
 from activities.job import JobActivities
 from activities.node import NodeActivities
 from events.envelope import to_json
@@ -114,7 +115,13 @@ class Fleet:
             executor.shutdown(wait=False)
 
     async def start_job_worker(self) -> None:
-        activities = JobActivities(self.records, self.sink, cluster="test", search_attributes=lambda: self.attributes)
+        activities = JobActivities(
+            self.records,
+            self.sink,
+            cluster="test",
+            fates=TemporalFates(self.client),
+            search_attributes=lambda: self.attributes,
+        )
         await self._run("job", job_worker(self.client, activities, ThreadPoolExecutor(32)))
 
     async def _run(self, name: str, worker: Worker) -> None:

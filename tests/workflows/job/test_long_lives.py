@@ -242,3 +242,22 @@ async def test_who_waits_for_a_resumption_holds_no_renewal_up(fleet: Fleet) -> N
     await job.workflow.execute_update(Update.CANCEL, {"wait": True})
     await job.workflow.result()
     job.check()
+
+
+@pytest.mark.parametrize("completes", [True, False])
+async def test_a_job_that_comes_after_another_waits_for_its_end(fleet: Fleet, completes: bool) -> None:
+    first = await fleet.submit()
+    node = fleet.nodes[0]
+    second = await fleet.submit(after=[{"job": first.id, "ended": "completed"}])
+    notice = await second.notice(lambda notice: notice.phase is JobPhase.QUEUED)
+    assert notice.wants == "nothing" and first.id in (await second.show()).waiting
+    await first.run_on(node.device(0))
+    await (first.end(Outcome.COMPLETED) if completes else first.end(Outcome.FAILED, 1))
+    if completes:
+        await second.run_on(node.device(0))
+        await second.end(Outcome.COMPLETED)
+        await second.workflow.result()
+    else:
+        view = await second.phase(JobPhase.FAILED)
+        assert "but is failed" in view.failure
+    second.check()
