@@ -33,6 +33,10 @@ SETTLE_S = 15.0
 WAIT_GAP_S = 5.0
 """A job is told a new reason for waiting at most this often: figures in it change with every other job."""
 
+PLACES_AT_ONCE = 100
+"""Most jobs that one plan places: each costs time by the number of nodes (about 10 ms at 1,500). The rest come at once
+after it, so that a storm of jobs is a few plans in a row and no plan is long."""
+
 WAITS_AT_ONCE = 64
 """Most reasons for waiting told in one plan: each is a signal, and a cluster takes about 50 a second."""
 

@@ -17,6 +17,7 @@ from scheduling.constants import (
     DRAIN_S,
     IDLE_S,
     PATIENCE_S,
+    PLACES_AT_ONCE,
     POLICY,
     TELL_AGAIN_MOST_S,
     TELL_AGAIN_S,
@@ -55,6 +56,7 @@ class _Round:
         self.decisions: dict[JobId, Decision] = {}
         self.claims: list[Claim] = []
         self.waiting: dict[JobId, str] = {}
+        self.places = 0
         # A gang that found no way finds none later in the round either: devices only become fewer.
         self.blocked: dict[tuple[object, ...], str] = {}
         self.looks: list[datetime] = []  # times at which the plan may change by itself
@@ -70,9 +72,14 @@ class _Round:
         else:
             self._lost()
             for job in waiting:
+                if self.places == PLACES_AT_ONCE:
+                    self.looks.append(self.now + timedelta(milliseconds=100))
+                    break
                 if job.notice.job not in self.decisions:
                     self._serve(job)
-            for job in sorted((job for job in self.state.jobs if job.notice.wants == "move"), key=order):
+            # Where some were not served yet, nobody knows what is left for moves.
+            moving = [job for job in self.state.jobs if job.notice.wants == "move" and self.places < PLACES_AT_ONCE]
+            for job in sorted(moving, key=order):
                 done = job.notice.request == job.answered != ""
                 if job.told is None and job.notice.job not in self.decisions and not done:
                     self._answer(job)
@@ -156,6 +163,7 @@ class _Round:
                 "place", text, devices=placed.devices, device_of_rank=placed.device_of_rank, request=job.notice.request
             )
             fleet.take(placed.devices)
+            self.places += 1
             self._decide(name, directive, placed.devices)
         else:
             self._reclaim(job, gang, usable, shape)

@@ -7,7 +7,7 @@ import pytest
 from model.control import JobClosed
 from model.ids import Epoch, Generation, JobId
 from model.job_state import JobPhase
-from scheduling.constants import COOL_DOWN_S, DRAIN_S, PATIENCE_S, TELL_AGAIN_S
+from scheduling.constants import COOL_DOWN_S, DRAIN_S, PATIENCE_S, PLACES_AT_ONCE, TELL_AGAIN_S
 from tests.scheduling.builders import CPU, OTHER, Cluster, demand, device_ids, node, notice
 
 
@@ -236,6 +236,14 @@ def test_a_job_that_was_just_placed_is_left_alone():
     assert cluster.plan is not None
     assert cluster.plan.wake_s <= COOL_DOWN_S + 0.1
     assert cluster.tell(after=cluster.plan.wake_s)["gpt"].directive.action == "preempt"
+
+
+def test_a_storm_of_jobs_is_served_in_several_plans():
+    cluster = Cluster(*(node(f"node-{index:02}", 8) for index in range(20)))
+    told = cluster.tell(*(notice(f"job-{index:03}", 1, after=index) for index in range(150)))
+    assert len(told) == PLACES_AT_ONCE
+    assert cluster.plan is not None and cluster.plan.wake_s < 0.2
+    assert len(cluster.tell(after=0.2)) == 150 - PLACES_AT_ONCE
 
 
 # -- persons' moves --------------------------------------------------------------------------------------------
