@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cli.console import data, say
-from cli.fleet.options import AsJson, Watch, print_json
+from cli.console import say
+from cli.fleet.options import AsJson, Watch, print_json, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -186,7 +186,7 @@ def _show(seen: Overview, *, as_json: bool) -> None:
         print_json(seen.to_json())
     else:
         if seen.nodes:
-            data.print(nodes_table(seen))
+            print_table(nodes_table(seen))
         say(_head(seen))
         if not seen.nodes:
             say("no node has registered yet; see the logs of the node agents")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 TIERS = ("premium", "standard", "basic")
 _COMPLETION_S = 1.5
@@ -68,4 +71,17 @@ def print_json(value: object, *, compact: bool = False) -> None:
 
     option = orjson.OPT_APPEND_NEWLINE | (0 if compact else orjson.OPT_INDENT_2)
     sys.stdout.buffer.write(orjson.dumps(value, option=option | orjson.OPT_UTC_Z, default=str))
+    sys.stdout.flush()
+
+
+def print_table(content: RenderableType) -> None:
+    """A table on stdout; where nobody watches, without the blanks that fill its last column."""
+    from cli.console import data
+
+    if data.is_terminal:
+        data.print(content)
+        return
+    with data.capture() as capture:
+        data.print(content)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
     sys.stdout.flush()

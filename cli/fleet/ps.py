@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.console import data, say
-from cli.fleet.options import AsJson, Watch, print_json
+from cli.console import say
+from cli.fleet.options import AsJson, Watch, print_json, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -100,7 +100,7 @@ def _show(listing: Listing, *, as_json: bool) -> None:
     if as_json:
         print_json(document(listing))
     elif listing.rows:
-        data.print(jobs_table(listing, datetime.now(UTC)))
+        print_table(jobs_table(listing, datetime.now(UTC)))
     else:
         say("no jobs; `ergo submit` starts one, and `ergo ps -a` lists those that have ended")
     _warn(listing)

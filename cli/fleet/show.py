@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cli.console import data, say
-from cli.fleet.options import AnyJob, AsJson, print_json
+from cli.fleet.options import AnyJob, AsJson, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from cli.fleet.client import Fleet
     from model.control import DecisionView, JobView, TransitionView
     from model.records import NodeRecord
+
+
+_TOLD_MS, _TOLD_PARTS = 10.0, 5
 
 
 def register(app: typer.Typer) -> None:
@@ -119,12 +122,13 @@ def timeline(transitions: Sequence[TransitionView]) -> Table:
 
 
 def parts(parts_ms: dict[str, float] | None) -> str:
-    """The parts of a downtime, the longest first."""
+    """The parts of a downtime, the longest first: those that count, without what they are made of (`node.read`)."""
     from cli.fleet import words
 
-    if not parts_ms:
+    whole = {name: value for name, value in (parts_ms or {}).items() if "." not in name and value >= _TOLD_MS}
+    if not whole:
         return ""
-    longest = sorted(parts_ms.items(), key=lambda item: -item[1])
+    longest = sorted(whole.items(), key=lambda item: -item[1])[:_TOLD_PARTS]
     return f" ({', '.join(f'{name} {words.milliseconds(value)}' for name, value in longest)})"
 
 
@@ -184,7 +188,7 @@ def _print(view: JobView, nodes: Sequence[NodeRecord], status: str, address: str
     fact("stopped, moved, recovered", f"{view.preemptions}, {view.moves}, {view.recoveries} times")
     fact("events to publish", str(view.unpublished_events) if view.unpublished_events else None)
     fact("Temporal UI", address)
-    data.print(facts)
+    print_table(facts)
     _section("Time line", timeline(view.transitions), len(view.transitions))
     _section("Decisions", _decisions(view.decisions), len(view.decisions))
     _section("Checkpoints", _checkpoints(view), len(view.checkpoints))
@@ -194,7 +198,7 @@ def _section(title: str, content: Table, rows: int) -> None:
     if rows:
         data.print()
         data.print(title, style="bold")
-        data.print(content)
+        print_table(content)
 
 
 def _decisions(decisions: Sequence[DecisionView]) -> Table:

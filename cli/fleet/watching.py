@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cli.console import data, messages
 from cli.fleet import words
-from cli.fleet.options import print_json
+from cli.fleet.options import print_json, print_table
 from proxy_runtime.errors import ErgoError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ async def watch(
             if document is not None:
                 print_json(document(seen), compact=True)
             else:
-                data.print(table(seen))
+                print_table(table(seen))
             await asyncio.sleep(_REFRESH_S)
             seen = await _again(look, seen, lambda text: messages.print(f"ergo: {text}", markup=False))
     trouble = ""

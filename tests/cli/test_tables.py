@@ -207,6 +207,14 @@ def test_lines_of_a_life():
     assert "stopped for 61.50 s (waiting 60.00 s, restore 1.50 s)" in line(changes[-1])
 
 
+def test_parts_of_a_downtime():
+    assert (
+        show.parts({"node.read": 900.0, "restore": 1000.0, "head": 9.0, "write": 20.0})
+        == " (restore 1.00 s, write 20 ms)"
+    )
+    assert show.parts({"head": 1.0}) == show.parts(None) == ""
+
+
 def test_every_change_is_told_once():
     changes = view().transitions
     assert news(changes, None) == changes
