@@ -48,6 +48,7 @@ def test_a_failure_of_the_users_is_told_with_its_last_words(world: World) -> Non
     assert "Error" in result.exits[0].last_words
 
 
+@pytest.mark.slow
 def test_attend_lets_go_and_finds_the_part_again_as_does_an_agent_that_starts_anew(world: World) -> None:
     job = world.job(LONG)
     job.next_epoch((world.one, 0), (world.one, 1))
@@ -73,6 +74,7 @@ def test_attend_lets_go_and_finds_the_part_again_as_does_an_agent_that_starts_an
     until(lambda: [on.step >= 5 for on in world.one.runtime.jobs()] == [True], "the new agent tells of it")
 
 
+@pytest.mark.slow
 def test_stop_ends_every_process_and_nothing_of_the_epoch_starts_any_more(world: World) -> None:
     job = world.job(LONG)
     job.next_epoch((world.one, 0), (world.two, 0))
@@ -88,6 +90,7 @@ def test_stop_ends_every_process_and_nothing_of_the_epoch_starts_any_more(world:
     assert world.processes() == []
 
 
+@pytest.mark.slow
 def test_stop_while_it_starts_leaves_nothing(world: World) -> None:
     job = world.job(LONG)
     job.next_epoch((world.one, 0), (world.two, 0))
@@ -99,6 +102,7 @@ def test_stop_while_it_starts_leaves_nothing(world: World) -> None:
     assert world.processes() == []
 
 
+@pytest.mark.slow
 def test_a_killed_rank_and_a_killed_shim_are_losses(world: World) -> None:
     for kill in ("rank", "shim"):
         job = world.job(LONG)
@@ -120,6 +124,7 @@ def test_a_killed_rank_and_a_killed_shim_are_losses(world: World) -> None:
         assert world.processes() == []
 
 
+@pytest.mark.slow
 def test_a_higher_head_ends_the_old_part(world: World) -> None:
     job = world.job(LONG)
     job.next_epoch((world.one, 0), (world.one, 1))
@@ -135,6 +140,7 @@ def test_a_higher_head_ends_the_old_part(world: World) -> None:
     assert caught.value.code == "runtime.fenced"
 
 
+@pytest.mark.slow
 def test_a_higher_epoch_on_the_same_node_ends_the_lower_one_first(world: World) -> None:
     job = world.job(LONG)
     job.next_epoch((world.one, 0), (world.one, 1))
@@ -186,6 +192,7 @@ def test_a_secret_reaches_the_rank_and_no_file_of_the_nodes_but_its_own(
     assert "hunter-2" not in "".join(path.read_text() for path in (world.one.root / "parts").glob("*.json"))
 
 
+@pytest.mark.slow
 def test_a_job_starts_in_its_uploaded_directory_and_what_it_writes_is_in_its_last_checkpoint(world: World) -> None:
     source = world.root / "project"
     source.mkdir()
@@ -216,6 +223,7 @@ def test_a_job_starts_in_its_uploaded_directory_and_what_it_writes_is_in_its_las
     assert sorted(path.name for path in source.iterdir()) == ["data.txt", "main.py"]
 
 
+@pytest.mark.slow
 def test_frozen_it_stands_still_and_thawed_it_goes_on(world: World) -> None:
     job = world.job(make_spec("ddp_skew.py", "--epochs", "1000", ranks=2, on_lost_lease="freeze"))
     job.next_epoch((world.one, 0), (world.one, 1))

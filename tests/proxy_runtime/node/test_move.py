@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from model.ids import Epoch
+from model.ids import CheckpointId, Epoch
 from model.runtime import Outcome, TransferInput
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.node.errors import NodeError
 from tests.proxy_runtime.node.conftest import World
 from tests.proxy_runtime.node.nodes import Driver, make_spec
 
+_CK = CheckpointId("ck-" + "0" * 40)
 SPEC = make_spec("ddp_skew.py", "--epochs", "12", "--skew", "0.04", checkpoint={"keep": 1})
 
 
@@ -112,8 +113,3 @@ def test_what_is_out_of_date_is_refused(world: World) -> None:
             TransferInput(job.job, job.epoch, world.fleet.head(job.job).checkpoint or _CK, ("store",), 5.0)  # type: ignore[union-attr]
         )
     assert refused.value.code == "runtime.fenced"
-
-
-from model.ids import CheckpointId  # noqa: E402
-
-_CK = CheckpointId("ck-" + "0" * 40)
