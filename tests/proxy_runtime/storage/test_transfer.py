@@ -305,3 +305,13 @@ def test_sources_are_resolved_by_node_records(fleet: FleetStore) -> None:
     assert [s.name for s in resolve(fleet, ["store", record.node])] == [fleet.bucket.url, "node a@1"]
     fleet.mark_lost(record.node)
     assert [s.name for s in resolve(fleet, [record.node])] == [fleet.bucket.url]
+
+
+def test_a_store_of_another_fleet_is_refused(
+    fleet: FleetStore, node_store: Callable[[str], Store], tmp_path: Path
+) -> None:
+    node_store("a")
+    stranger = FleetStore(fleet.bucket, bytes(32))
+    with pytest.raises(CheckpointError) as caught:
+        stranger.node_store(tmp_path / "a", "acme")
+    assert caught.value.code == "checkpoint.wrong-key"
