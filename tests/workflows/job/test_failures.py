@@ -235,6 +235,7 @@ async def test_ranks_that_fail_because_a_peers_node_is_gone_are_not_the_users_fa
     await _ends(job)
 
 
+@pytest.mark.slow
 async def test_a_target_that_is_dead_holds_the_job_up_for_seconds_only(fleet: Fleet) -> None:
     job = await fleet.submit()
     source, _, target = fleet.nodes

@@ -129,6 +129,7 @@ async def test_terminate_ends_the_ranks(fleet: Fleet) -> None:
     await until(lambda: not node.running(job.id), "the agent has noticed")
 
 
+@pytest.mark.slow
 async def test_without_kafka_a_job_runs_is_preempted_and_ends_but_stays_open(fleet: Fleet) -> None:
     fleet.sink.down = True
     job = await fleet.submit()
