@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANSWER_S = 3.0
-"""How long a query is waited for: a worker answers in milliseconds, or it is away."""
+"""How long the queries of a list are waited for, all together: a worker answers in milliseconds, or it is away."""
+VIEW_S = 10.0
+"""How long the query about one job is waited for: a worker that was just started replays the job first."""
 ACCEPT_S = 20.0
 """How long an update may take to be accepted: a worker that was just restarted replays its jobs first."""
 LIST = timedelta(seconds=10)
@@ -166,7 +168,7 @@ class Fleet:
             await self._unknown(job)
         return found
 
-    async def view(self, job: str, *, answer_s: float = ANSWER_S) -> JobView:
+    async def view(self, job: str, *, answer_s: float = VIEW_S) -> JobView:
         """What the job's workflow says of itself.
 
         Raises:
@@ -181,7 +183,7 @@ class Fleet:
         """The decisions about a job with their reasons, newest last; errors as for `view`."""
         from model.control import DecisionView
 
-        return await self._query(job, Query.EXPLAIN, list[DecisionView], ANSWER_S)
+        return await self._query(job, Query.EXPLAIN, list[DecisionView], VIEW_S)
 
     async def ask(self, job: str, update: Update, request: object, *, accept_s: float = ACCEPT_S) -> OperationResult:
         """Asks something of a job and returns its answer: how long that takes is said in the request.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 TIERS = ("premium", "standard", "basic")
-_COMPLETION_S = 1.5
+_COMPLETION_S = 3.0
 
 
 def complete_jobs(incomplete: str) -> list[str]:

@@ -192,7 +192,7 @@ async def _views(fleet: Fleet, jobs: Sequence[str]) -> dict[str, JobView]:
     async def ask(job: str) -> None:
         async with limit:
             try:
-                views[job] = await fleet.view(job)
+                views[job] = await fleet.view(job, answer_s=ANSWER_S)
             except ErgoError:
                 pass  # visibility's row stays, and is marked
 

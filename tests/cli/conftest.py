@@ -23,7 +23,7 @@ from tests.cli.job_double import JobDouble
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPORAL = Path(sys.executable).with_name("temporal")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 KEYS = [
     *(
         SearchAttributeKey.for_keyword(name)

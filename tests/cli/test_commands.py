@@ -66,7 +66,7 @@ async def test_ps_does_not_hang_without_a_worker(ergo, job, client, worker):
     handle = await job("silent")
     await listed(client, 1)
     await worker.shutdown()
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(DEADLINE_S):
         done = await ergo("ps")
     assert handle.id in done.out
     assert "queued ?" in done.out

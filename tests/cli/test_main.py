@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from cli.reference import BEGIN, END, PAGE, page_with, reference
-from tests.cli.conftest import ROOT
+from tests.cli.conftest import DEADLINE_S, ROOT
 from tests.cli.samples import NODE_1, node
 
 COMMANDS = [
@@ -73,7 +73,7 @@ async def test_completion(ergo, line, words):
 async def test_completion_of_jobs_and_nodes(ergo, job, client, store):
     store.claim_node(node(NODE_1))
     handle = await job("zeta")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         while await complete(ergo, "ergo show ze") != [handle.id]:
             await asyncio.sleep(0.1)
     assert await complete(ergo, f"ergo migrate {handle.id} --to n") == ["node-1"]
