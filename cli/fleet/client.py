@@ -159,7 +159,7 @@ class Fleet:
         from temporalio.service import RPCError, RPCStatusCode
 
         try:
-            found = await (await self.handle(job)).describe(rpc_timeout=timedelta(seconds=ANSWER_S))
+            found = await (await self.handle(job)).describe(rpc_timeout=LIST)
         except RPCError as error:
             if error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT):
                 await self._fail(job, error)
