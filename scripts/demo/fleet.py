@@ -93,7 +93,10 @@ class Fleet:
 
     def ui_address(self, job: str | None = None) -> str:
         """Where the Temporal UI shows the workflow, or all of them."""
-        return self._settings.workflow_url(job)
+        file = self._settings.fleet_file()
+        assert file is not None
+        workflows = f"{file.temporal_ui}/namespaces/{file.temporal_namespace}/workflows"
+        return f"{workflows}/{job}" if job else workflows
 
 
 def _env(directory: Path) -> dict[str, str]:

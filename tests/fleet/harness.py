@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 from temporalio.client import Client
 
-from events.consumer import read_all
+from events.consumer import EventReader
 from events.types import Event
 from infra.settings import Settings
 from model.control import JobView
@@ -117,7 +117,9 @@ class LocalFleet:
         self.until(lambda: self.step(job) >= step, f"{job} is at step {step}")
 
     def events(self, job: str) -> list[Event]:
-        return [event for event in read_all(self.settings) if event.subject == job]
+        records = EventReader(self.settings.kafka()).read()
+        found = [record.event for record in records if record.event.subject == job]
+        return sorted(found, key=lambda event: (event.id.generation, event.id.seq))
 
     def story(self) -> str:
         """The ends of all logs, for a failed test."""
