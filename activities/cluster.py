@@ -13,14 +13,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.inbox import Inbox
 from activities.snapshots import Snapshots, SnapshotStore
-from model.control import (
-    AddressedDirective,
-    DecideInput,
-    DecideResult,
-    DeliverPlanInput,
-    DeliverPlanResult,
-    NotifyInput,
-)
+from model.cluster import DecideInput, DecideResult, DeliverPlanInput, DeliverPlanResult
+from model.control import AddressedDirective, NotifyInput
 from model.ids import JobId
 from model.names import CLUSTER_TASK_QUEUE, Activity, Signal
 from scheduling.ledger import apply, commit, restored

@@ -14,8 +14,9 @@ import structlog
 from temporalio.client import Client
 from temporalio.common import WorkflowIDReusePolicy
 
+from model.cluster import ClusterInput
 from model.codec import to_json
-from model.control import ClusterInput, InboxBatch, JobClosed, JobNotice, NodeNotice
+from model.control import InboxBatch, JobClosed, JobNotice, NodeNotice
 from model.names import CLUSTER_TASK_QUEUE, CLUSTER_WORKFLOW, Signal, cluster_workflow_id
 
 Word = JobNotice | NodeNotice | JobClosed

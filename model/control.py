@@ -162,37 +162,6 @@ TELL_AGAIN = "notify"
 """`Directive.request` of a ``wait`` by which the scheduler asks a job for its notice, under a new number."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterInput(Shape):
-    """Input of a cluster's scheduling workflow. Only `cluster` is given to the first run; a run hands on the rest.
-
-    Attributes:
-        digest: of the newest snapshot; empty before the first: `decide` then looks for one of an earlier workflow.
-        inbox: what has come in and is not in the snapshot.
-        undelivered: decided, and not yet told.
-        wake_at: when to look again, at the latest; None for at once.
-    """
-
-    cluster: str
-    digest: str = ""
-    tick: int = 0
-    inbox: tuple[InboxBatch, ...] = ()
-    undelivered: tuple[AddressedDirective, ...] = ()
-    wake_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterView(Shape):
-    """Answer of the query ``show`` of a cluster's scheduling workflow; the snapshot `digest` holds the rest."""
-
-    cluster: str
-    digest: str
-    tick: int
-    waiting_batches: int
-    undelivered: int
-    summary: str
-
-
 # -- what people see of a job ----------------------------------------------------------------------------------
 
 
@@ -460,42 +429,3 @@ class NotifyInput(Shape):
 
     cluster: str
     notice: JobNotice
-
-
-# -- activities of a cluster's scheduler -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class DecideInput(Shape):
-    """One tick: what came in since the snapshot `digest`; `now` in UTC."""
-
-    cluster: str
-    tick: int
-    digest: str
-    inbox: tuple[InboxBatch, ...]
-    now: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class DecideResult(Shape):
-    """The next snapshot's digest and what to tell which job. `wake_s`: when to look again, at the latest."""
-
-    digest: str
-    directives: tuple[AddressedDirective, ...]
-    wake_s: float
-    summary: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeliverPlanInput(Shape):
-    """Signals every job of a plan; a job whose workflow is gone is left out and told in the result."""
-
-    cluster: str
-    directives: tuple[AddressedDirective, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DeliverPlanResult(Shape):
-    """Jobs whose workflows are gone."""
-
-    gone: tuple[JobId, ...] = ()

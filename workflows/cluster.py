@@ -15,17 +15,8 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 
 with workflow.unsafe.imports_passed_through():
-    from model.control import (
-        AddressedDirective,
-        ClusterInput,
-        ClusterView,
-        DecideInput,
-        DecideResult,
-        DeliverPlanInput,
-        DeliverPlanResult,
-        InboxBatch,
-        JobClosed,
-    )
+    from model.cluster import ClusterInput, ClusterView, DecideInput, DecideResult, DeliverPlanInput, DeliverPlanResult
+    from model.control import AddressedDirective, InboxBatch, JobClosed
     from model.names import CLUSTER_WORKFLOW, Activity, Query, Signal
     from scheduling.ledger import fold
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 
     from infra.settings import Settings
-    from model.control import ClusterView, DecisionView, JobView, OperationResult
+    from model.cluster import ClusterView
+    from model.control import DecisionView, JobView, OperationResult
     from model.job_spec import JobSpec
     from model.records import NodeRecord
     from proxy_runtime.storage.fleet import FleetStore
@@ -109,7 +110,7 @@ class Fleet:
         from temporalio.client import WorkflowQueryFailedError
         from temporalio.service import RPCError
 
-        from model.control import ClusterView
+        from model.cluster import ClusterView
 
         handle = (await self.temporal()).get_workflow_handle(cluster_workflow_id(self.settings.cluster))
         try:

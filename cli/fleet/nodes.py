@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from cli.fleet.client import Fleet
-    from model.control import ClusterView, JobView
+    from model.cluster import ClusterView
+    from model.control import JobView
     from model.records import NodeRecord
 
 

@@ -14,15 +14,8 @@ from temporalio.testing import ActivityEnvironment
 from activities.cluster import ClusterActivities, tick
 from activities.inbox import Inbox
 from activities.snapshots import Snapshots
-from model.control import (
-    TELL_AGAIN,
-    AddressedDirective,
-    DecideInput,
-    DeliverPlanInput,
-    Directive,
-    InboxBatch,
-    NotifyInput,
-)
+from model.cluster import DecideInput, DeliverPlanInput
+from model.control import TELL_AGAIN, AddressedDirective, Directive, InboxBatch, NotifyInput
 from model.ids import JobId
 from model.job_state import JobPhase
 from proxy_runtime.storage.blobs import Bucket

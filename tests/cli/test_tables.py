@@ -14,7 +14,7 @@ from cli.fleet.follow import exit_code, line, news
 from cli.fleet.logs import Lines
 from cli.fleet.nodes import Overview
 from cli.fleet.overview import Listing, in_order, live_step, row_of_view, visibility_query
-from model.control import ClusterView
+from model.cluster import ClusterView
 from model.ids import Epoch, JobId, Step
 from model.job_state import JobPhase
 from model.records import JobOnNode

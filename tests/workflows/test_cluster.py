@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import re
 import secrets
@@ -25,7 +26,7 @@ from activities.snapshots import Snapshots
 from infra.cluster_worker import cluster_worker
 from infra.converter import DATA_CONVERTER
 from infra.job_worker import workflow_runner
-from model.control import ClusterView
+from model.cluster import ClusterView
 from model.job_spec import Tier
 from model.names import Query, Signal, cluster_workflow_id
 from proxy_runtime.storage.blobs import Bucket
@@ -159,7 +160,8 @@ async def test_premium_preempts_and_basic_resumes(client: Client, tmp_path: Path
         if os.environ.get("ERGO_WRITE_GOLDEN"):
             target = golden / "histories" / "cluster" / "preempt_and_resume.json"
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(re.sub(r'"identity": "[^"]*"', '"identity": "cluster-worker"', history))
+            told = re.sub(r'"identity": "[^"]*"', '"identity": "cluster-worker"', history)
+            target.write_text(json.dumps(json.loads(told), separators=(",", ":")) + "\n")
         await replay(history)
 
 
