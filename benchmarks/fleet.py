@@ -1,4 +1,4 @@
-"""The fleet of `make demo`: how long it takes, how long a job stands still when it is moved, how much memory it takes."""
+"""The fleet of `make demo`: how long it takes, how long a moved job stands still, how much memory it takes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def demo(context: Context) -> Iterator[Figure]:
         Condition("<", 4.0),
         details={"parts_ms": [move["parts_ms"] for move in moves]},
     )
-    yield Figure("fleet.idle_memory", "MB", [run["idle_bytes"] / 1e6 for run in runs], Condition("<=", 2 * 1024**3 / 1e6))
+    yield Figure(
+        "fleet.idle_memory", "MB", [run["idle_bytes"] / 1e6 for run in runs], Condition("<=", 2 * 1024**3 / 1e6)
+    )
     yield Figure(
         "fleet.demo.peak_memory", "MB", [run["peak_bytes"] / 1e6 for run in runs], Condition("<=", 8 * 1024**3 / 1e6)
     )

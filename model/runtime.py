@@ -261,6 +261,9 @@ class TransferInput(Shape):
         ahead: the job still runs at the source and a later checkpoint will follow (pre-copy).
         tenant: whose chunks they are.
         ranks: whose parts are needed here; empty for all.
+        spec: with `placement` and `ahead`: the restore that will follow is made ready too, as far as that is possible
+            before the job is stopped: the volume's base, the shim, device proxies that reach one another.
+        placement: of that restore.
     """
 
     job: JobId
@@ -271,9 +274,15 @@ class TransferInput(Shape):
     ahead: bool = False
     tenant: TenantId = field(default_factory=lambda: TenantId("default"))
     ranks: tuple[int, ...] = ()
+    spec: JobSpec | None = None
+    placement: Placement | None = None
 
     def __post_init__(self) -> None:
         _check_positive("deadline_s", self.deadline_s)
+        if (self.spec is None) != (self.placement is None) or (self.spec is not None and not self.ahead):
+            raise ModelError(
+                "`spec` and `placement` make a restore ready: both, and ahead of it.", code="model.transfer"
+            )
 
 
 @dataclass(frozen=True, slots=True)

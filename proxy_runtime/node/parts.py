@@ -82,6 +82,13 @@ class Part:
                 self._attached -= 1
                 self._unattended_since = time.monotonic()
 
+    def become(self, record: PartRecord) -> None:
+        """Replaces the record of a part that has not started."""
+        with self._lock:
+            if record != self.record:
+                self.record = record
+                self._ledger.put(record)
+
     def mark_started(self, restored: tuple[RankState, ...] = ()) -> None:
         """From now on the part is lost where its shim is gone."""
         with self._lock:

@@ -13,6 +13,7 @@ from pathlib import Path
 import structlog
 
 from model.ids import Epoch, JobId, NodeId, Step
+from model.job_spec import JobSpec
 from model.manifest import NumericsClass
 from model.placement import Placement
 from model.records import JobOnNode, NodeDevice
@@ -155,7 +156,12 @@ class LocalNodeRuntime:
         key = ("transfer", request.job, request.epoch, request.checkpoint, request.ranks)
         with translated():
             self._require_current(request.job, request.epoch)
-            return self._calls.run(key, lambda: self.storage.pull(request), remember=False)
+            result = self._calls.run(key, lambda: self.storage.pull(request), remember=False)
+            if request.spec is not None and request.placement is not None:
+                spec, placement = request.spec, request.placement
+                ready = ("ready", request.job, request.epoch)
+                self._calls.run(ready, lambda: self._make_ready(request, spec, placement))
+            return result
 
     def restore(self, request: RestoreInput) -> RestoreResult:
         """Restores the node's part of a job, paused."""
@@ -278,6 +284,15 @@ class LocalNodeRuntime:
             part.mark_started()
             return part
 
+    def _make_ready(self, request: TransferInput, spec: JobSpec, placement: Placement) -> None:
+        """All of a restore that does not need its checkpoint: the zygote imports torch while the job still runs."""
+        launch.require_devices(self._profile, placement)
+        manifest = self.storage.manifest(spec.tenant, request.job, request.checkpoint)
+        made = launch.require_fitting(manifest, self.numerics)
+        record = launch.restored_record(request.epoch, spec, placement, manifest, self._first_run(request.job))
+        with self._ended_on_error(self._placed(record, record.env, made)) as part:
+            self._connect(part, placement, fresh=False, deadline_s=request.deadline_s)
+
     def _restore(self, request: RestoreInput) -> RestoreResult:
         clock = Clock()
         job, epoch, spec = request.job, request.epoch, request.spec
@@ -286,6 +301,7 @@ class LocalNodeRuntime:
         made = launch.require_fitting(manifest, self.numerics)
         record = launch.restored_record(epoch, spec, request.placement, manifest, self._first_run(job))
         with self._ended_on_error(self._placed(record, record.env, made)) as part:
+            part.become(record)  # where it was made ready ahead, that was for an earlier checkpoint
             if manifest.volume is not None:
                 tree = self.storage.store(spec.tenant).exchange.tree_bytes(manifest.volume)
                 self._ledger.put_base(job, epoch, tree)

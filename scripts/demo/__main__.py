@@ -33,11 +33,21 @@ from scripts.demo.memory import PeakMemory, fleet_bytes
 from scripts.demo.report import compare, time_line
 
 ROOT = Path(__file__).resolve().parents[2]
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 
 BASIC_RANKS, BASIC_STEPS = 2, 600
 PREMIUM_RANKS, PREMIUM_STEPS = 4, 150
-BASIC_SCRIPT = ["char_gpt.py", "--steps", str(BASIC_STEPS), "--dropout", "0.1", "--out", "results", "--log-every", "100"]
+BASIC_SCRIPT = [
+    "char_gpt.py",
+    "--steps",
+    str(BASIC_STEPS),
+    "--dropout",
+    "0.1",
+    "--out",
+    "results",
+    "--log-every",
+    "100",
+]
 PREMIUM_SCRIPT = ["digits_cnn.py", "--steps", str(PREMIUM_STEPS), "--workers", "0", "--out", "results"]
 STEPS_BEFORE_PREEMPTION, STEPS_BEFORE_MIGRATION = 60, 60
 WAIT_S = 120.0

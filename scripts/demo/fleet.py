@@ -73,7 +73,7 @@ class Fleet:
             await process.wait()
         finally:
             if process.returncode is None:
-                process.terminate()
+                process.kill()  # it only reads
                 await process.wait()
 
     async def show(self, job: str) -> JobView:

@@ -11,7 +11,7 @@ PERIOD_S = 1.0
 
 
 def fleet_bytes(directory: Path) -> int:
-    """Proportional set size of every process that has `directory` in its command line or environment, and their children.
+    """Proportional set size of all processes with `directory` in command line or environment, and of their children.
 
     Shared pages are counted once over all who map them; page cache is not counted.
     """

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from model.control import JobView
+from model.control import JobView, TransitionView
 
 
 def compare(console: Console, view: JobView, ranks: int, steps: int, touched: Path, untouched: Path) -> bool:
@@ -25,30 +25,37 @@ def compare(console: Console, view: JobView, ranks: int, steps: int, touched: Pa
 
 
 def time_line(console: Console, views: Sequence[JobView]) -> None:
-    """Prints decisions and transitions of all jobs in the order of their time."""
-    rows: list[tuple[float, str, str, str, str, str]] = []
+    """Prints decisions and transitions of all jobs in the order of their time, with downtimes and their parts."""
+    lines: list[tuple[float, str, str, str]] = []
     began = min(view.submitted_at for view in views)
     for view in views:
-        for decision in view.decisions:
-            at = (decision.time - began).total_seconds()
-            rows.append((at, view.id, f"decided: {decision.action}", "", decision.reason, ""))
+        lines += [
+            ((decision.time - began).total_seconds(), view.id, f"decision: {decision.action}", decision.reason)
+            for decision in view.decisions
+        ]
         for transition in view.transitions:
-            at = (transition.time - began).total_seconds()
             where = ", ".join(dict.fromkeys(device.node.name for device in transition.devices))
-            rows.append((at, view.id, transition.phase, where, transition.reason, _down(transition)))
-    table = Table("s", "job", "", "on", "why", "down", title="what happened", title_justify="left")
-    for at, *cells in sorted(rows, key=lambda row: row[0]):
-        table.add_row(f"{at:.1f}", *cells)
-    console.print(table)
+            what = f"{transition.phase} on {where}" if where else str(transition.phase)
+            at = (transition.time - began).total_seconds()
+            lines.append((at, view.id, what, _down(transition)))
+    console.print("[bold]what happened[/] (seconds since the first job was submitted)")
+    width = max(len(line[1]) for line in lines)
+    for at, job, what, why in sorted(lines, key=lambda line: line[0]):
+        console.print(f"{at:7.1f}  {job:{width}}  {what:28}  {why}", markup=False)
 
 
-def _down(transition: object) -> str:
-    down = getattr(transition, "down_ms", None)
-    if down is None:
+def _down(transition: TransitionView) -> str:
+    if transition.down_ms is None:
         return ""
-    parts = getattr(transition, "parts_ms", None) or {}
-    listed = ", ".join(f"{name} {value / 1e3:.2f}" for name, value in parts.items() if value >= 10.0)
-    return f"{down / 1e3:.2f} s ({listed})" if listed else f"{down / 1e3:.2f} s"
+    parts = transition.parts_ms or {}
+    whole = {name: value for name, value in parts.items() if "." not in name}
+    within = {name: value for name, value in parts.items() if "." in name and value >= 10.0}
+    text = f"stopped for {transition.down_ms / 1e3:.2f} s: {_listed(whole)}"
+    return f"{text}; within these: {_listed(within)}" if within else text
+
+
+def _listed(parts: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value / 1e3:.2f}" for name, value in parts.items())
 
 
 def _digests(directory: Path, ranks: int, steps: int) -> dict[str, str]:

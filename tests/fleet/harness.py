@@ -1,4 +1,4 @@
-"""A real local fleet for tests: `ergo up` in a directory of its own, jobs submitted as a user would, processes killed."""
+"""A real local fleet for tests: `ergo up` in a directory of its own, jobs as a user submits them, processes killed."""
 
 from __future__ import annotations
 
@@ -183,6 +183,8 @@ def require_whole(events: list[Event]) -> None:
         seen.setdefault((event.id.first_execution_run, int(event.id.generation)), []).append(int(event.id.seq))
     for key, numbers in seen.items():
         assert sorted(set(numbers)) == list(range(1, max(numbers) + 1)), f"generation {key} has events {numbers}"
-    starts = [event.epoch for event in events if event.type.startswith("ergosphere.job") and event.data.after == "starting"]
+    starts = [
+        event.epoch for event in events if event.type.startswith("ergosphere.job") and event.data.after == "starting"
+    ]
     assert len(starts) == len(set(starts)), f"epochs were started twice: {starts}"
     assert events[-1].data.after.ended, f"the last event is {events[-1]}"

@@ -126,7 +126,7 @@ async def bring(
     *,
     ahead: bool = False,
 ) -> None:
-    """Brings a checkpoint to the nodes of a placement."""
+    """Brings a checkpoint to the nodes of a placement; `ahead`, they are made ready for the restore of a later one."""
 
     async def transfer(node: NodeId) -> TransferResult:
         request = TransferInput(
@@ -138,6 +138,8 @@ async def bring(
             ahead=ahead,
             tenant=job.spec.tenant,
             ranks=placement.ranks_at(node),
+            spec=job.spec if ahead else None,
+            placement=placement if ahead else None,
         )
         story = f"bring {checkpoint[:11]} to {node.name}" + (" while the job runs" if ahead else "")
         return await on_node(
