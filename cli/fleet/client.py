@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
 
+from cli.fleet import trace
 from model.names import JOB_TASK_QUEUE, JOB_WORKFLOW, Query, Update, cluster_workflow_id
 from proxy_runtime.errors import ErgoError
 
@@ -211,18 +212,27 @@ class Fleet:
 
         handle = await self.handle(job)
         accepted = WorkflowUpdateStage.ACCEPTED
+        self.note(job, "asks", update=update.value, request=request)
         try:
             asked = await asyncio.wait_for(
                 handle.start_update(update.value, request, wait_for_stage=accepted, result_type=OperationResult),
                 accept_s,
             )
-            return await asked.result()
+            answer = await asked.result()
         except WorkflowUpdateFailedError as error:
-            raise _refusal(error) from None
+            refused = _refusal(error)
+            self.note(job, "is refused", level="warning", update=update.value, error=refused.message)
+            raise refused from None
         except (TimeoutError, WorkflowUpdateRPCTimeoutOrCancelledError):
             raise _no_answer(job, "It may still do what was asked once a worker is back.") from None
         except RPCError as error:
             await self._fail(job, error)
+        self.note(job, "is answered", update=update.value, phase=answer.phase, answer=answer.message)
+        return answer
+
+    def note(self, job: str, event: str, *, level: str = "info", **more: object) -> None:
+        """Writes a line about a job into the log of commands."""
+        trace.note(self.settings.fleet_dir, job, event, level=level, **more)
 
     async def spec(self, job: str) -> JobSpec:
         """What the job was submitted as: the first argument of its workflow, in every run of it."""

@@ -32,6 +32,7 @@ class Row:
 
     Attributes:
         ranks: None where only visibility knows the job and nothing says it.
+        step: None where neither its workflow nor a node has told it: of ended jobs `ergo show` tells it.
         nodes: names, without incarnations.
         waiting: why it does not run, where it should.
         source: ``workflow``, or ``visibility`` where no worker has answered in time: the state may be old.
@@ -45,7 +46,7 @@ class Row:
     held: bool
     ranks: int | None
     width: int
-    step: int
+    step: int | None
     epoch: int
     nodes: tuple[str, ...]
     submitted_at: datetime
@@ -156,7 +157,7 @@ def row_of_execution(execution: WorkflowExecution) -> Row:
         held=False,
         ranks=_whole(memo.get(MEMO_RANKS)),
         width=0 if JobPhase(phase).ended else _whole(first.get(SearchAttribute.WIDTH)) or 0,
-        step=0,
+        step=None,
         epoch=_whole(first.get(SearchAttribute.EPOCH)) or 0,
         nodes=nodes,
         submitted_at=execution.start_time.astimezone(UTC),
@@ -174,7 +175,7 @@ def live_step(job: str, epoch: int, nodes: Iterable[NodeRecord]) -> int | None:
 def with_live_step(row: Row, nodes: Iterable[NodeRecord]) -> Row:
     """The row with the newer of both steps: a workflow hears of steps at transitions and checkpoints only."""
     live = live_step(row.id, row.epoch, nodes)
-    return row if live is None or live <= row.step else replace(row, step=int(live))
+    return row if live is None or live <= (row.step or 0) else replace(row, step=int(live))
 
 
 async def _nodes(fleet: Fleet) -> list[NodeRecord] | None:

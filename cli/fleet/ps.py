@@ -81,7 +81,7 @@ def jobs_table(listing: Listing, now: datetime) -> Table:
             words.tier(row.tier),
             phase,
             f"{ranks} on {row.width}" if row.width and str(row.width) != ranks else ranks,
-            str(row.step) if row.step or row.epoch else "",
+            str(row.step) if row.step is not None and (row.step or row.epoch) else "",
             str(row.epoch) if row.epoch else "",
             " ".join(row.nodes),
             words.age((now - row.submitted_at).total_seconds()),

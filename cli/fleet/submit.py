@@ -127,6 +127,7 @@ def _submit(spec: JobSpec, source: Path | None) -> str:
         spec = spec.model_copy(update={"volume": UploadedVolume(manifest=manifest)})
 
     async def begin(fleet: Fleet) -> None:
+        fleet.note(job, "submits", name=spec.name, tier=spec.tier, ranks=spec.ranks, tenant=spec.tenant)
         await start(fleet, job, spec)
         await _tell(fleet, job, spec)
 

@@ -99,12 +99,20 @@ class Zygote:
         """Process id of the zygote."""
         return self._process.pid
 
-    def fork(self, log: Path_, *, threads: int = 1, deadline_s: float = DEFAULT_DEADLINE_S) -> DeviceProxyClient:
+    def fork(
+        self,
+        log: Path_,
+        *,
+        threads: int = 1,
+        ids: Mapping[str, Any] | None = None,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+    ) -> DeviceProxyClient:
         """Forks a device proxy.
 
         Args:
             log: file that its output is appended to.
             threads: threads for one operator, fixed for the life of a job.
+            ids: whose proxy it is, on every line of its log.
             deadline_s: seconds, the zygote's own start included.
 
         Raises:
@@ -113,9 +121,8 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs, open(log, "ab") as output:
-                reply, fds = self._request(
-                    {"op": "fork", "threads": threads}, [theirs.fileno(), output.fileno()], deadline_s
-                )
+                request = {"op": "fork", "threads": threads, "ids": dict(ids or {})}
+                reply, fds = self._request(request, [theirs.fileno(), output.fileno()], deadline_s)
         except BaseException:
             ours.close()
             raise

@@ -9,9 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
+
+import orjson
 
 from proxy_runtime.channel.ring import PROTOCOL_VERSION, build_word
 from proxy_runtime.device.frames import FrameError, FrameSocket
@@ -25,6 +30,23 @@ DEFAULT_DEADLINE_S: Final = 120.0
 Reply = dict[str, Any]
 
 
+_UNTOLD: Final = frozenset({"hello", "stats"})  # asked again and again
+
+
+class Diary:
+    """What a proxy does, as JSON lines on its standard error; whatever becomes of a line, the proxy goes on."""
+
+    def __init__(self, ids: Mapping[str, Any]) -> None:
+        self._ids = dict(ids)
+
+    def note(self, event: str, *, level: str = "info", **more: Any) -> None:
+        """Writes one line."""
+        when = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = {"time": when, "level": level, "event": event, **self._ids, **more, "process": "device-proxy"}
+        with suppress(OSError):
+            os.write(sys.stderr.fileno(), orjson.dumps(line) + b"\n")
+
+
 class RequestError(Exception):
     """A request that this proxy cannot understand or will not carry out."""
 
@@ -33,7 +55,9 @@ class RequestError(Exception):
         self.code = code
 
 
-def main(control: FrameSocket, device_kind: str, build_id: str, threads: int) -> None:
+def main(
+    control: FrameSocket, device_kind: str, build_id: str, threads: int, ids: Mapping[str, Any] | None = None
+) -> None:
     """Runs a device proxy in this process and never returns.
 
     Args:
@@ -41,15 +65,18 @@ def main(control: FrameSocket, device_kind: str, build_id: str, threads: int) ->
         device_kind: `cpu`, or a device type of torch.
         build_id: id of the runtime's build; rings of another are refused.
         threads: threads for one operator; the same for the life of a job, since it may change bits.
+        ids: whose proxy it is, on every line of its log: job, epoch, device.
     """
     status = 1
+    diary = Diary(ids or {})
     try:
         import _ergo_device
         import torch
 
         torch.set_num_threads(threads)
         proxy = _ergo_device.Proxy(device_kind, build_word(build_id))
-        session = _Session(proxy, control, _ergo_device, build_id)
+        session = _Session(proxy, control, _ergo_device, build_id, diary)
+        diary.note("began", pid=os.getpid(), kind=device_kind, threads=threads)
         threading.Thread(target=session.serve, name="control", daemon=True).start()
         proxy.serve()
         status = 0
@@ -65,7 +92,8 @@ def main(control: FrameSocket, device_kind: str, build_id: str, threads: int) ->
 class _Session:
     """Answers the requests of the control socket, one after another."""
 
-    def __init__(self, proxy: Proxy, control: FrameSocket, native: Any, build_id: str) -> None:
+    def __init__(self, proxy: Proxy, control: FrameSocket, native: Any, build_id: str, diary: Diary) -> None:
+        self._diary = diary
         self._proxy = proxy
         self._control = control
         self._native = native
@@ -90,16 +118,25 @@ class _Session:
             while (frame := self._control.receive()) is not None:
                 request, fds = frame
                 try:
-                    self._control.send(self._answer(request, fds))
+                    self._control.send(self._noted(request, fds))
                 finally:
                     for fd in fds:
                         os.close(fd)
                 if request.get("op") == "exit":
                     break
         except (FrameError, OSError) as error:
-            print(f"device proxy: the control connection broke: {error}", file=sys.stderr, flush=True)
+            self._diary.note("the control connection broke", error=str(error))
         finally:
             os._exit(0)
+
+    def _noted(self, request: Reply, fds: list[int]) -> Reply:
+        began = time.perf_counter()
+        reply = self._answer(request, fds)
+        if not reply["ok"]:
+            self._diary.note(str(request.get("op")), level="warning", code=reply["code"], error=reply["error"])
+        elif request.get("op") not in _UNTOLD:
+            self._diary.note(str(request.get("op")), ms=round((time.perf_counter() - began) * 1e3, 1))
+        return reply
 
     def _answer(self, request: Reply, fds: list[int]) -> Reply:
         reply: Reply = {"id": request.get("id")}

@@ -116,7 +116,8 @@ class _Zygote:
             from proxy_runtime.device import proxy
 
             control = FrameSocket(socket.socket(fileno=control_fd))
-            proxy.main(control, self._device_kind, self._build_id, int(request.get("threads", 1)))
+            threads, ids = int(request.get("threads", 1)), request.get("ids")
+            proxy.main(control, self._device_kind, self._build_id, threads, ids if isinstance(ids, dict) else None)
         finally:
             os._exit(1)
 

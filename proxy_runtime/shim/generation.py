@@ -117,12 +117,17 @@ class Generation:
 
     def fork_proxies(self, zygote: Zygote, deadline_s: float = 60.0) -> None:
         """Forks the local proxies from the zygote."""
-        devices, threads = self.local_devices, self.spec.threads
-        forks = [
-            lambda device=device: zygote.fork(self.layout.proxy_log(device), threads=threads, deadline_s=deadline_s)
-            for device in devices
-        ]
-        self.proxies = dict(zip(devices, in_parallel(forks), strict=True))
+
+        def fork(device: int) -> DeviceProxyClient:
+            ids = {"job": self.spec.job_id, "epoch": self.epoch, "device": device}
+            if self.spec.part is not None:
+                ids["node"] = self.spec.part.node
+            log = self.layout.proxy_log(device)
+            return zygote.fork(log, threads=self.spec.threads, ids=ids, deadline_s=deadline_s)
+
+        devices = self.local_devices
+        forked = in_parallel([lambda device=device: fork(device) for device in devices])
+        self.proxies = dict(zip(devices, forked, strict=True))
 
     def connect(
         self, remote: Mapping[Pair, Address] | None = None, token: str | None = None, deadline_s: float = 60.0

@@ -148,3 +148,8 @@ class RunLayout:
     def events(self) -> Path:
         """What has happened to a part, one JSON object a line."""
         return self.root / "events.jsonl"
+
+    @property
+    def kept_log(self) -> Path:
+        """Where the node keeps what parts have logged, once they are gone."""
+        return self.root.parent.parent / "parts.log"

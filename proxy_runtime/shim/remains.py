@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from proxy_runtime.shim.client import connect
+from proxy_runtime.shim.kept import keep
 from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.spec import RunError
 
@@ -76,11 +77,13 @@ def require_gone(layout: RunLayout, limit: float) -> None:
 
 
 def remove(layout: RunLayout) -> None:
-    """Removes a run directory whose processes are gone.
+    """Removes a run directory whose processes are gone; what they have logged is kept in the node's log of parts.
 
     The mount points under /run/ergo stay: other nodes of the same machine may have them mounted, and removing a
     directory that is a mount point in another namespace detaches it there.
     """
+    with suppress(OSError):  # a full disk keeps nothing from ending
+        keep(layout)
     shutil.rmtree(layout.root, ignore_errors=True)
     if layout.root.exists():  # a log written in the last moment
         shutil.rmtree(layout.root)

@@ -1,4 +1,4 @@
-"""The issue's scene on a real fleet, small: a premium job over two nodes preempts a basic one, which is moved; bits equal."""
+"""The scene of the issue on a real fleet, small: a premium job preempts a basic one, which is moved; bits equal."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import os
 import threading
 import traceback
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -94,7 +95,9 @@ class PartShim(SocketServer):
 
     def _note(self, event: dict[str, Any]) -> None:
         self.publish(event)
-        line = orjson.dumps({"job": self._job.spec.job_id, "node": self._job.part.node, **event})
+        when = datetime.fromtimestamp(event["at_ms"] / 1e3, UTC).isoformat(timespec="milliseconds")
+        told = {"time": when.replace("+00:00", "Z"), "level": "info", "job": self._job.spec.job_id, **event}
+        line = orjson.dumps({**told, "node": self._job.part.node, "process": "shim"})
         with suppress(OSError), open(self._layout.events, "ab") as file:  # a full disk ends no job
             file.write(line + b"\n")
 

@@ -111,6 +111,23 @@ def test_a_part_outlives_the_process_that_started_it(fleet: Make, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_what_shims_and_proxies_have_logged_is_kept_with_the_id_of_the_job(fleet: Make) -> None:
+    job = fleet("ends.py", "--steps", "3", "--rank", "9")
+    job.start(**ALONE)
+    part = job.parts[0]
+    assert part.wait(120) is not None
+    with open(part.layout.root / "zygote.log", "a") as log:
+        log.write("Traceback of a library\n")
+    part.end()
+    lines = [orjson.loads(line) for line in part.layout.kept_log.read_bytes().splitlines()]
+    assert {line["job"] for line in lines} == {part.layout.job_id}
+    assert {line["epoch"] for line in lines} == {1}
+    told = {(line["process"], line["event"]) for line in lines}
+    assert {("shim", "ended"), ("device-proxy", "began"), ("device-proxy", "attach")} <= told
+    assert ("zygote", "Traceback of a library") in told
+
+
+@pytest.mark.slow
 def test_a_rank_that_fails_is_told_with_its_last_words_and_others_wait(fleet: Make) -> None:
     job = fleet("raises.py", "--rank", "1", "--step", "3")
     job.start()
