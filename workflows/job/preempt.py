@@ -28,6 +28,12 @@ async def preempt(job: Job, reason: str, *, held: bool) -> None:
         runs_on(job, f"It was not preempted: {error.message}")
         raise
     await parts.end_epoch(job, f"preempted: {reason}")
+    while state.unstopped:
+        # Whoever hears of "suspended" may use the devices: it is not said before it is true.
+        names = ", ".join(node.name for node in state.unstopped)
+        state.waiting = f"It is stopped; {names} has not yet said that nothing of it is left."
+        job.show()
+        await parts.end_epoch(job, f"preempted: {reason}")
     account_parts(job)
     state.stopped_at = cut.stopped_at
     state.placement = None
