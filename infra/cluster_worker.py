@@ -22,6 +22,7 @@ from activities.snapshots import Snapshots
 from events.producer import EventProducer
 from events.types import JobPhaseChanged, JobPhaseChangedData
 from infra import logs
+from infra.housekeeping import keep_house
 from infra.job_worker import workflow_runner
 from infra.observer import Observer
 from infra.settings import Settings
@@ -109,19 +110,20 @@ async def work(settings: Settings, over: asyncio.Event) -> None:
                     end_publisher(fleet, producer, settings.cluster),
                 )
                 _log.info("works", queue=CLUSTER_TASK_QUEUE, cluster=settings.cluster)
-                await _until(over, cluster_worker(client, activities), observer)
+                await _until(over, cluster_worker(client, activities), observer, fleet)
     finally:
         producer.close()
 
 
-async def _until(over: asyncio.Event, worker: Worker, observer: Observer) -> None:
+async def _until(over: asyncio.Event, worker: Worker, observer: Observer, fleet: FleetStore) -> None:
     working = asyncio.create_task(worker.run())
     observing = asyncio.create_task(observer.run())
+    sweeping = asyncio.create_task(keep_house(fleet))
     ending = asyncio.create_task(over.wait())
     done, _ = await asyncio.wait((working, observing, ending), return_when=asyncio.FIRST_COMPLETED)
-    ending.cancel()
-    observing.cancel()
-    await asyncio.gather(observing, return_exceptions=True)
+    for task in (ending, observing, sweeping):
+        task.cancel()
+    await asyncio.gather(observing, sweeping, return_exceptions=True)
     if working not in done:
         await worker.shutdown()
     await working

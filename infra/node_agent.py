@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 SUPERSEDED = 3
 ORPHAN_S = 10.0
+_TIDY_S = 600.0
 _LOOK_S = 2.0
 _THREADS = 128  # activities at one time: an `attend` for each part, and the short calls
 
@@ -173,6 +174,7 @@ class NodeAgent:
             async with asyncio.TaskGroup() as group:
                 group.create_task(worker.run())
                 group.create_task(self._end_orphans(fates, runtime))
+                group.create_task(_tidy(runtime))
 
     async def _end_orphans(self, fates: TemporalFates, runtime: LocalNodeRuntime) -> None:
         """Parts that nobody attends: their workflow may have been closed while the agent was away."""
@@ -190,6 +192,16 @@ class NodeAgent:
                     await asyncio.to_thread(runtime.stop, stop)
                 except ErgoError as error:
                     _log.error("an orphan is not ended", job=str(part.job), error=str(error))
+
+
+async def _tidy(runtime: LocalNodeRuntime) -> None:
+    """The node's chunk store keeps what its jobs may need soon, and no more."""
+    while True:
+        await asyncio.sleep(_TIDY_S)
+        try:
+            await asyncio.to_thread(runtime.storage.tidy, {part.job for part in runtime.parts.all()})
+        except ErgoError as error:
+            _log.warning("the chunk store was not tidied", error=str(error))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -111,6 +111,10 @@ class Exchange:
                     found.add(self._layout.index.get(chunk))
         return sorted({at.pack for at in found if at is not None})
 
+    def jobs(self) -> list[JobId]:
+        """Jobs of which a checkpoint's manifest is here."""
+        return self._layout.jobs()
+
     def retain(self, job: str, keep: Collection[CheckpointId], min_age_s: float, now_s: float) -> tuple[int, int]:
         """Removes a job's other checkpoints, and then the packs that no checkpoint of any job names.
 

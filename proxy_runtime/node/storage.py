@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from blake3 import blake3
@@ -15,6 +16,10 @@ from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.shim.part import PartWritten
 from proxy_runtime.storage import checkpoints, sources, volumes
 from proxy_runtime.storage.fleet import FleetStore
+from proxy_runtime.storage.garbage import MIN_AGE_S
+
+_NOBODY = JobId("nobody")
+"""In a store without checkpoints there are packs to be removed too."""
 
 
 class Storage:
@@ -88,6 +93,25 @@ class Storage:
         finally:
             self._pulled.pop(key, None)
         return TransferResult(pulled.chunks, pulled.bytes, {"pull": (time.perf_counter() - began) * 1e3})
+
+    def tidy(self, here: Collection[JobId], *, min_age_s: float = MIN_AGE_S) -> None:
+        """Removes what came long ago and is of no use to the jobs that are here; the fleet's store has what counts.
+
+        Args:
+            here: jobs that have a part on this node: their newest checkpoints stay.
+            min_age_s: what came or was used within so many seconds stays.
+
+        Raises:
+            ErgoError: a store does not answer, or is damaged.
+        """
+        for path in sorted((self._directory / "tenants").glob("*")):
+            exchange = self.store(TenantId(path.name)).exchange
+            kept: dict[JobId, tuple[CheckpointId, ...]] = {_NOBODY: (), **dict.fromkeys(exchange.jobs(), ())}
+            for job in kept.keys() & set(here):
+                head = self.fleet.head(job)
+                kept[job] = () if head is None or head.checkpoint is None else (head.checkpoint,)
+            for job, checkpoints_ in kept.items():
+                exchange.retain(job, checkpoints_, min_age_s, time.time())
 
     def pulled(self, job: JobId, epoch: Epoch) -> int:
         """Bytes that a transfer under way has brought."""

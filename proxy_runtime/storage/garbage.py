@@ -33,7 +33,12 @@ from proxy_runtime.storage.documents import (
 )
 from proxy_runtime.storage.fleet import FleetStore
 
-MIN_AGE_S = 6 * 3600.0
+MIN_AGE_S = 3600.0
+"""How long a pack that nothing names stays: a checkpoint of several nodes is named only when the last has written."""
+
+RETAIN_AGE_S = 300.0
+"""How long the document of an older checkpoint stays. A job's head does not move while it is restored or moved, so that
+only somebody who reads an older one by its id can come too late, and is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ def retain(
     keep: int,
     *,
     store: Store | None = None,
-    min_age_s: float = MIN_AGE_S,
+    min_age_s: float = RETAIN_AGE_S,
     now: Callable[[], float] = time.time,
 ) -> Removed:
     """Keeps the newest checkpoints of a job: its head's, and of the ones before as many as make this number.
