@@ -32,6 +32,8 @@ class RuntimeCode(StrEnum):
     """A higher epoch is known: whoever asked is out of date. Never tried again."""
     UNKNOWN = "runtime.unknown"
     """The node has nothing of this job and epoch."""
+    STARTING = "runtime.starting"
+    """The node's part is being started or restored, and does not run yet: ask again in a moment."""
     DEADLINE = "runtime.deadline"
     """Time ran out; the job runs on as before the call."""
     DAMAGED = "runtime.damaged"

@@ -185,7 +185,7 @@ class Supervisor:
 def trim_log(path: Path, limit: int = _LOG_BYTES) -> None:
     """Keeps the newest of a log and one older piece. Its writer appends, so that it goes on at the new end."""
     try:
-        if path.stat().st_size > limit:
+        if path.exists() and path.stat().st_size > limit:
             shutil.copyfile(path, path.with_suffix(".1.log"))
             os.truncate(path, 0)
     except OSError as error:

@@ -25,13 +25,16 @@ from workflows.job import parts
 from workflows.job.calls import each, every, on_node
 from workflows.job.core import Job
 from workflows.job.cut import first_node, lowest_step, slowest, targets
-from workflows.job.errors import OperationFailed
+from workflows.job.errors import Fenced, Interrupted, NodeLost, OperationFailed
 
 STOP_S = 30.0
 """Seconds in which every queue of a node comes to a message boundary, beside the wait for the end of a step."""
 
 BEGINNING = timedelta(seconds=30)
 """How long after a placement a node may not know of it yet."""
+
+KEEPING = timedelta(minutes=10)
+"""How long the directory of a job that has ended is tried to be kept."""
 
 WRITE_S = 1800.0
 COMMIT_S = 300.0
@@ -103,10 +106,9 @@ async def _take(
                     job, Activity.BARRIER, node, request, BarrierResult, story=story, limit_s=limit_s + 15
                 )
             except OperationFailed as error:
-                # What has just been placed is known to its node as soon as that has picked `attend` up.
-                if error.code != RuntimeCode.UNKNOWN or not _just_begun(job):
+                if not _not_yet(job, error):
                     raise
-            await workflow.sleep(timedelta(seconds=1), summary=f"until {node.name} attends the job")
+            await workflow.sleep(timedelta(seconds=1), summary=f"until the part on {node.name} runs")
 
     async def finish(node: NodeId, goals: tuple[CollectiveTarget, ...]) -> BarrierResult:
         request = BarrierInput(state.job, state.epoch, cut, "finish", STOP_S, targets=goals)
@@ -153,11 +155,37 @@ async def _take(
 async def final(job: Job, nodes: tuple[NodeId, ...]) -> str:
     """Keeps the job directory as it is at the end, of nodes whose ranks have ended.
 
+    A store or a node that does not answer is asked again: the directory is what the job was run for.
+
     Returns:
         Why it could not be kept; empty where it was.
+
+    Raises:
+        OperationFailed: `Interrupted`, `Fenced`; or what the ranks have left is gone (`gone` tells), so that the job
+            has to go back to its newest checkpoint.
     """
     if not nodes or job.state.placement is None:
         return "no node is left that has it"
+    until = workflow.now() + KEEPING
+    while True:
+        try:
+            return await _final(job, nodes)
+        except OperationFailed as error:
+            if isinstance(error, Interrupted | Fenced) or gone(error):
+                raise
+            if error.code in (RuntimeCode.DAMAGED, RuntimeCode.UNSUITABLE) or workflow.now() >= until:
+                return error.message
+            job.note("directory not kept yet", error.message)
+        await workflow.sleep(timedelta(seconds=5), summary="until the job directory can be kept")
+
+
+def gone(error: OperationFailed) -> bool:
+    """Whether a node has nothing of the job any more: it is lost, or the part's processes were killed."""
+    return isinstance(error, NodeLost) or error.code == RuntimeCode.UNKNOWN
+
+
+async def _final(job: Job, nodes: tuple[NodeId, ...]) -> str:
+    assert job.state.placement is not None
 
     async def write(node: NodeId) -> CheckpointResult:
         request = CheckpointInput(job.state.job, job.state.epoch, 0, "final", WRITE_S)
@@ -166,13 +194,10 @@ async def final(job: Job, nodes: tuple[NodeId, ...]) -> str:
             job, Activity.CHECKPOINT, node, request, CheckpointResult, story=story, limit_s=WRITE_S, attempts=5
         )
 
-    try:
-        written = await each(nodes, write)
-        whole = tuple(result.parts for result in written if result.parts is not None)
-        first = first_node(job.state.placement)
-        commit = await _commit(job, first if first in nodes else nodes[0], 0, "final", whole)
-    except OperationFailed as error:
-        return error.message
+    written = await each(nodes, write)
+    whole = tuple(result.parts for result in written if result.parts is not None)
+    first = first_node(job.state.placement)
+    commit = await _commit(job, first if first in nodes else nodes[0], 0, "final", whole)
     if commit.checkpoint is None:
         return "the commit named no checkpoint"
     job.committed(
@@ -221,11 +246,15 @@ def completed_nodes(job: Job) -> tuple[NodeId, ...]:
     return tuple(part.node for part in done)
 
 
-def _just_begun(job: Job) -> bool:
+def _not_yet(job: Job, error: OperationFailed) -> bool:
+    """Whether a node refuses a cut only because its part does not run yet."""
+    if any(part.over for part in job.parts.values()):
+        return False
+    if error.code == RuntimeCode.STARTING:
+        return True  # it ends by itself: the part runs, or fails and is over
+    # What has just been placed is known to its node as soon as that has picked `attend` up.
     since = job.attended_at
-    return (
-        since is not None and workflow.now() - since < BEGINNING and not any(part.over for part in job.parts.values())
-    )
+    return error.code == RuntimeCode.UNKNOWN and since is not None and workflow.now() - since < BEGINNING
 
 
 def _live_stop_ms(written: list[CheckpointResult]) -> float | None:

@@ -115,7 +115,12 @@ async def _settle(job: Job) -> None:
         else:
             await finish.program_failed(job)
     elif trouble is None:
-        await finish.complete(job)
+        try:
+            await finish.complete(job)
+        except OperationFailed as error:
+            if not checkpoint.gone(error):
+                raise
+            await recover.recover(job, error)
     elif trouble.code == RuntimeCode.FENCED:
         raise trouble
     else:

@@ -7,6 +7,7 @@ from model.job_state import JobPhase
 from model.runtime import Outcome
 from workflows.job import checkpoint, parts
 from workflows.job.core import Job
+from workflows.job.errors import OperationFailed
 from workflows.job.preempt import account_parts
 
 CANCEL_GRACE_S = 5.0
@@ -14,7 +15,11 @@ CANCEL_GRACE_S = 5.0
 
 
 async def complete(job: Job) -> None:
-    """Every rank has exited with 0."""
+    """Every rank has exited with 0.
+
+    Raises:
+        OperationFailed: see `checkpoint.final`.
+    """
     job.operation = "finish"
     account_parts(job)
     job.state.exit_code = 0
@@ -50,7 +55,12 @@ async def fail(job: Job, why: str, *, keep: bool) -> None:
     rest = tuple(node for node in job.nodes if node not in done)
     await parts.stop_all(job, rest, job.state.epoch, "another part of the job failed", grace_s=0.0)
     if keep and done:
-        lost = await checkpoint.final(job, done)
+        try:
+            lost = await checkpoint.final(job, done)
+        except OperationFailed as error:
+            if not checkpoint.gone(error):
+                raise
+            lost = error.message
         if lost:
             job.note("directory not kept", lost)
     await parts.stop_all(job, done, job.state.epoch, "the job has failed")

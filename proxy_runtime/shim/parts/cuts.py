@@ -170,7 +170,11 @@ class PartCuts:
     def _require_running(self) -> Generation:
         generation, result = self._job.generation, self._job.result
         if generation is None or self._job.phase is not Phase.RUNNING:
-            raise RunError(f"a part that is {self._job.phase} cannot be cut.", code="run.order")
+            raise RunError(
+                f"the part is {self._job.phase} and does not run yet.",
+                code=RuntimeCode.STARTING,
+                remedy="Ask again once it runs.",
+            )
         if result is not None and result.outcome is not Outcome.COMPLETED:
             raise RunError("the part has ended; there is nothing to cut.", code="run.ended")
         return generation

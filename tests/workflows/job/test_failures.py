@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError, WorkflowUpdateStage
 
-from model.control import JobView, MigrateRequest, PreemptRequest
+from model.control import CancelRequest, JobView, MigrateRequest, PreemptRequest
 from model.ids import NodeId
 from model.job_state import JobPhase
 from model.names import Update
@@ -101,6 +101,53 @@ async def test_a_move_that_fails_before_its_commit_leaves_the_job_at_the_source(
     await job.steps(target)
     assert not source.running(job.id)
     await _ends(job)
+
+
+async def test_a_job_is_preempted_while_its_ranks_are_being_started(fleet: Fleet) -> None:
+    job = await fleet.submit()
+    node = fleet.nodes[0]
+    fleet.troubles.want("barrier.stop", RuntimeCode.STARTING, times=3)
+    await job.run_on(node.device(0))
+    await job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True))
+    view = await job.show()
+    assert view.phase is JobPhase.SUSPENDED and view.preemptions == 1 and not node.running(job.id)
+    assert not [decision for decision in view.decisions if decision.action == "failed"]
+
+
+async def test_a_part_that_is_killed_before_its_directory_is_kept_is_recovered(fleet: Fleet) -> None:
+    job = await fleet.submit()
+    node = fleet.nodes[0]
+    await job.run_on(node.device(0))
+    fleet.troubles.want("checkpoint.write.final", RuntimeCode.UNKNOWN, times=1)
+    await job.end(Outcome.COMPLETED)
+    view = await job.phase(JobPhase.QUEUED)
+    assert view.recoveries == 1
+    await job.run_on(node.device(0))
+    await _ends(job)
+    assert (await job.show()).final is not None
+
+
+@pytest.mark.parametrize("step", ["checkpoint.write.final", "checkpoint.commit.final"])
+async def test_a_directory_is_kept_as_soon_as_that_is_possible(fleet: Fleet, step: str) -> None:
+    job = await fleet.submit()
+    await job.run_on(fleet.nodes[0].device(0))
+    fleet.troubles.want(step, RuntimeCode.DEADLINE, times=1)
+    await job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    view = await job.show()
+    assert view.final is not None and view.recoveries == 0
+    job.check()
+
+
+async def test_a_job_that_is_cancelled_before_its_directory_is_kept_is_not_completed(fleet: Fleet) -> None:
+    job = await fleet.submit()
+    await job.run_on(fleet.nodes[0].device(0))
+    fleet.troubles.want("checkpoint.write.final", RuntimeCode.DEADLINE)
+    await job.end(Outcome.COMPLETED)
+    await until(lambda: fleet.troubles.calls["checkpoint.write.final"], "it is tried")
+    await job.workflow.execute_update(Update.CANCEL, CancelRequest(wait=True))
+    assert (await job.show()).phase is JobPhase.CANCELLED
+    job.check()
 
 
 async def test_the_answer_of_the_commit_of_a_move_is_lost(fleet: Fleet) -> None:
