@@ -318,7 +318,13 @@ def call(main: Callable[[Fleet], Awaitable[T]]) -> T:
     from temporalio.service import RPCError
 
     async def run() -> T:
-        return await main(Fleet.load())
+        try:
+            return await main(Fleet.load())
+        except Exception:
+            # temporalio takes the cancellation of a call for a server that does not answer.
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError from None
+            raise
 
     with interruptible():
         try:

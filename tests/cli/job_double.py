@@ -65,6 +65,7 @@ class JobDouble:
     async def preempt(self, request: PreemptRequest) -> OperationResult:
         if request.wait:
             await asyncio.sleep(0.2)
+            await workflow.wait_condition(lambda: self._end or request.reason != "for as long as it takes")
         return OperationResult(JobPhase.SUSPENDED, f"preempted: {request.reason}" if request.reason else "preempted")
 
     @workflow.update

@@ -222,6 +222,19 @@ async def test_watching_ends_with_ctrl_c(ergo, job, client):
     assert err == b""
 
 
+async def test_a_request_is_waited_for_until_ctrl_c(ergo, job, store):
+    handle = await job("char-gpt")
+    process = await ergo.start("preempt", handle.id, "--wait", "--reason", "for as long as it takes")
+    async with asyncio.timeout(DEADLINE_S):
+        while not any([event.HasField("workflow_execution_update_accepted_event_attributes")
+                       async for event in handle.fetch_history_events()]):  # fmt: skip
+            await asyncio.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    assert process.returncode == 130
+    assert err == b""
+
+
 @pytest.mark.parametrize("arguments", [["ps", "--nonsense"], ["show"], ["migrate", "x"], ["ps", "-n", "0"]])
 async def test_wrong_usage(ergo, arguments):
     await ergo(*arguments, code=2)
