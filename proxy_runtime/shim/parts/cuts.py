@@ -35,6 +35,7 @@ class _Cut:
         until: when the watchdog calls it off, as `time.monotonic` counts; None while an operation is under way.
         packing: what was dumped is being written; its files are needed.
         results: of the phases that are done, by name: a repeated call returns them.
+        why: it was called off, as a sentence and its remedy: a repeated call is told the same.
     """
 
     number: int
@@ -44,10 +45,16 @@ class _Cut:
     until: float | None = None
     packing: bool = False
     results: dict[str, BarrierResult] = field(default_factory=dict[str, BarrierResult])
+    why: tuple[str, str] | None = None
 
     @property
     def open(self) -> bool:
         return self.phase is not Phase.RUNNING
+
+    def failed(self, error: BaseException) -> None:
+        """Keeps what went wrong."""
+        if isinstance(error, ErgoError):
+            self.why = (error.message, error.remedy)
 
 
 class PartCuts:
@@ -75,7 +82,7 @@ class PartCuts:
             if last is not None and last.number == cut and last.open:
                 return last.results["stop"]
             if last is not None and last.number >= cut:
-                raise _over(cut)
+                raise _over(cut, last)
             self._call_off("a later cut was begun")
             generation = self._require_running()
             report = CutReport(epoch=job.part.epoch)
@@ -141,6 +148,7 @@ class PartCuts:
         try:
             yield
         except BaseException as error:
+            cut.failed(error)
             self._call_off(str(error))
             if isinstance(error, ErgoError) and error.code.endswith(".deadline"):
                 raise RunError(error.message, code=RuntimeCode.DEADLINE, remedy=error.remedy) from error
@@ -184,7 +192,7 @@ class PartCuts:
         if cut is None or number > cut.number:
             raise RunError(f"cut {number} was not begun.", code="run.order", remedy="Stop the queues first.")
         if number < cut.number or not cut.open:
-            raise _over(number)
+            raise _over(number, cut)
         return cut
 
     def _barrier(self, cut: _Cut) -> BarrierResult:
@@ -217,6 +225,7 @@ class PartCuts:
         try:
             written = self._pack(cut, writer)
         except BaseException as error:
+            cut.failed(error)
             if kind == "full":
                 with job.operation("write"):
                     if cut is self._cut:
@@ -276,9 +285,9 @@ def _report(parts: NodeParts, written: WrittenParts, created_at_ns: int, ms: Map
     )
 
 
-def _over(cut: int) -> RunError:
-    return RunError(
-        f"cut {cut} is over and the job runs on.",
-        code=RuntimeCode.DEADLINE,
-        remedy="Begin another cut, with a higher number.",
-    )
+def _over(number: int, last: _Cut) -> RunError:
+    """What is asked for a cut that is over: whoever asks again after a failure is to hear of that failure."""
+    sentence, remedy = f"cut {number} is over and the job runs on.", "Ask for another one."
+    if number == last.number and last.why is not None:
+        sentence, remedy = last.why
+    return RunError(sentence, code=RuntimeCode.DEADLINE, remedy=remedy)
