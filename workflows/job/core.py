@@ -251,9 +251,10 @@ class Job:
     # -- device time --
 
     def delivered_ms(self) -> int:
-        """Device time delivered, in milliseconds: a node's own count where an epoch is over, else an estimate."""
+        """Device time delivered, in milliseconds, by the workflow's clock."""
         since = self.state.running_since
-        running = 0.0 if since is None else (workflow.now() - since).total_seconds() * 1000 * self.width
+        # Not the width: a job that leaves `running` may have given its devices up already.
+        running = 0.0 if since is None else (workflow.now() - since).total_seconds() * 1000 * self.state.running_width
         return self.state.delivered_ms + round(running)
 
     def limit_at(self) -> datetime | None:
@@ -270,7 +271,7 @@ class Job:
             state.delivered_ms = self.delivered_ms()
             state.running_since = None
         if state.phase is JobPhase.RUNNING:
-            state.running_since = now
+            state.running_since, state.running_width = now, self.width
             every = self.spec.checkpoint.every_s
             if every is not None and (before is JobPhase.STARTING or state.checkpoint_due is None):
                 state.checkpoint_due = now + timedelta(seconds=every)

@@ -74,7 +74,7 @@ class JobState(_Carried):
         damaged: checkpoints that could not be read.
         restarts: after losses, in a row without a step of progress since `restart_step`.
         failures: of the user's program that have been retried.
-        delivered_ms: device time of past epochs; `running_since` begins the current one.
+        delivered_ms: device time of past epochs; `running_since` begins the current one, on `running_width` devices.
         stopped_at: when the ranks stood still last, for the downtime of what follows.
         checkpoint_due: when the next periodic checkpoint is taken.
         lost: incarnations of nodes that the scheduler has given up, newest last.
@@ -110,6 +110,7 @@ class JobState(_Carried):
     recoveries: int = 0
     delivered_ms: int = 0
     running_since: datetime | None = None
+    running_width: int = 0
     stopped_at: datetime | None = None
     checkpoint_due: datetime | None = None
     lost: list[NodeId] = field(default_factory=list[NodeId])

@@ -60,13 +60,15 @@ class JobWorkflow:
             parsed = parse_job_spec(spec)
         except ModelError as error:
             self._fault, self._code = _faults(info.workflow_id, spec), error.code
-            job_id, parsed = JobId("invalid"), JobSpec(apiVersion="ergosphere/v1", argv=("true",))
+            job_id, parsed = _id_of(info.workflow_id), JobSpec(apiVersion="ergosphere/v1", argv=("true",))
         self._spec = spec
         state = carried or JobState(
             job=job_id,
             first_run=info.first_execution_run_id,
             submitted_at=info.workflow_start_time.astimezone(timezone.utc),  # noqa: UP017
         )
+        if self._fault:
+            state.phase, state.failure, state.waiting = JobPhase.FAILED, self._fault, ""
         self._job = Job(parsed, state, details)
         workflow.register_random_seed_callback(self._on_reset)
 
@@ -327,6 +329,14 @@ def _read(shape: type[T], request: Any) -> T:
 
 def _refusal(sentence: str, code: str = "job.refused") -> ApplicationError:
     return ApplicationError(sentence, type=code, non_retryable=True)
+
+
+def _id_of(workflow_id: str) -> JobId:
+    """The id of a job that is shown only, for its faults."""
+    try:
+        return JobId(workflow_id)
+    except ModelError:
+        return JobId("invalid")
 
 
 def _faults(workflow_id: str, spec: Any) -> str:

@@ -7,9 +7,9 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, Wor
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from events.types import CheckpointCommitted, DecisionMade, JobPhaseChanged
-from model.control import MigrateRequest, PreemptRequest
+from model.control import JobView, MigrateRequest, PreemptRequest
 from model.job_state import JobPhase
-from model.names import JOB_TASK_QUEUE, JOB_WORKFLOW, Update
+from model.names import JOB_TASK_QUEUE, JOB_WORKFLOW, Query, Update
 from model.runtime import Outcome
 from tests.workflows.job.fleet import Fleet
 
@@ -133,8 +133,11 @@ async def test_an_invalid_start_fails_at_once_with_all_faults(
     with pytest.raises(WorkflowFailureError) as failure:
         await handle.result()
     assert isinstance(failure.value.cause, ApplicationError) and failure.value.cause.non_retryable
+    view = await handle.query(Query.SHOW.value, result_type=JobView)
+    assert view.phase is JobPhase.FAILED and not view.waiting
+    assert view.id == (job_id if job_id.islower() else "invalid")
     for word in words:
-        assert word in str(failure.value.cause)
+        assert word in str(failure.value.cause) and word in view.failure
 
 
 async def test_no_input_at_all_fails_with_a_sentence(fleet: Fleet) -> None:
