@@ -248,10 +248,8 @@ class Fleet:
         """Ids of jobs, newest first."""
         query = f"WorkflowType = '{JOB_WORKFLOW}'" + (" AND ExecutionStatus = 'Running'" if running else "")
         client = await self.temporal()
-        return [
-            found.id
-            async for found in client.list_workflows(query, limit=limit, page_size=min(limit, 200), rpc_timeout=LIST)
-        ]
+        runs = client.list_workflows(query, limit=limit, page_size=min(limit, 200), rpc_timeout=LIST)
+        return list(dict.fromkeys([found.id async for found in runs]))  # a job that was reset has several runs
 
     async def _query(self, job: str, query: Query, shape: Any, answer_s: float) -> Any:
         from temporalio.client import WorkflowQueryFailedError, WorkflowQueryRejectedError

@@ -87,7 +87,7 @@ async def list_jobs(fleet: Fleet, *, ended: bool = False, tenant: str | None = N
     client = await fleet.temporal()
     query = visibility_query(ended, tenant)
     executions = [found async for found in client.list_workflows(query, limit=limit, rpc_timeout=LIST)]
-    known = {execution.id: row_of_execution(execution) for execution in executions}
+    known = newest_runs(executions)
     # Workflows are replayed to answer: those that have ended have told visibility all that a list shows.
     asked = [job for job, row in known.items() if not row.ended]
     nodes, views = await asyncio.gather(_nodes(fleet), _views(fleet, asked))
@@ -96,6 +96,15 @@ async def list_jobs(fleet: Fleet, *, ended: bool = False, tenant: str | None = N
     if nodes is not None:
         known = {job: row if row.source == "workflow" else with_live_step(row, nodes) for job, row in known.items()}
     return Listing(tuple(in_order(known.values())), nodes is not None, views)
+
+
+def newest_runs(executions: Iterable[WorkflowExecution]) -> dict[str, Row]:
+    """A row a job, by its newest run: one that was reset, or went on as a new run, has several."""
+    known: dict[str, Row] = {}
+    for execution in sorted(executions, key=lambda execution: execution.start_time):
+        row, before = row_of_execution(execution), known.pop(execution.id, None)
+        known[row.id] = replace(row, submitted_at=before.submitted_at) if before is not None else row
+    return known
 
 
 def visibility_query(ended: bool, tenant: str | None) -> str:

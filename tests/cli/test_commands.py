@@ -8,6 +8,8 @@ import signal
 from dataclasses import replace
 
 import pytest
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 
 from model.control import JobView
 from model.ids import Epoch, JobId, Step
@@ -53,6 +55,29 @@ async def test_ps(ergo, job, client):
     done = await ergo("ps")
     assert done.out.count("\n") == 3
     assert "\x1b" not in done.out
+
+
+async def test_ps_of_a_job_whose_workflow_was_reset(ergo, job, client):
+    handle = await job("char-gpt")
+    await become(handle)
+    described = await handle.describe()
+    request = ResetWorkflowExecutionRequest(
+        namespace=client.namespace,
+        workflow_execution=WorkflowExecution(workflow_id=handle.id, run_id=described.run_id),
+        workflow_task_finish_event_id=4,
+        request_id="a-test",
+        reason="a test",
+    )
+    await client.workflow_service.reset_workflow_execution(request)
+    await listed(client, 1)
+
+    async def runs():
+        return len([found async for found in client.list_workflows(f"WorkflowId = '{handle.id}'")])
+
+    await until(runs, 2)
+    for options in ((), ("-a",)):
+        rows = json.loads((await ergo("ps", "--json", *options)).out)
+        assert [row["source"] for row in rows if row["id"] == handle.id] == ["workflow"]
 
 
 async def test_ps_of_a_tenant(ergo, job, client):

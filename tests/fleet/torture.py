@@ -1,6 +1,6 @@
 """Scenarios at random: operations on a job, with parts of the fleet killed or stopped while they are under way.
 
-    python -m tests.fleet.torture DIR [--scenarios N] [--seed S]    a fleet of its own in DIR, until one fails
+    python -m tests.fleet.torture DIR SEED ...    a fleet of its own in DIR; one that has failed is left up
 
 A seed names a scenario: the same operations and faults, after the same pauses. What the machine does meanwhile is not
 in it, so that a seed that has failed once is tried a few times.
@@ -25,7 +25,7 @@ import psutil
 from model.job_state import JobPhase
 from tests.fleet.harness import ERGO, LocalFleet, digests, job_directory, require_whole
 
-STEPS = 200
+STEPS = 300
 GPT = ("--steps", str(STEPS), "--d-model", "64", "--layers", "2", "--sync-every", "1", "--log-every", "0")
 SHORT = ("--steps", "20", "--d-model", "64", "--layers", "2", "--sync-every", "1", "--log-every", "0")
 LONGEST_PAUSE_S = 3.0
@@ -73,7 +73,7 @@ def scenario(seed: int) -> Scenario:
     """The scenario of a seed."""
     dice = random.Random(seed)
     ranks = dice.choice((2, 4))
-    operations = ["preempt", "checkpoint", "preempted by another", "resume"] + (["migrate"] * 2 if ranks == 2 else [])
+    operations = ["preempt", "checkpoint", "preempted by another", "end"] + (["migrate"] * 2 if ranks == 2 else [])
     blows = tuple(
         Blow(dice.choice(operations), dice.choice(FAULTS), round(dice.uniform(0.0, LONGEST_PAUSE_S), 1))
         for _ in range(dice.choice((1, 2, 2, 3)))
@@ -106,7 +106,12 @@ class Torture:
             if fleet.show(job).phase.ended:
                 break
             self.note(f"{job}: {fleet.show(job).phase} at step {fleet.step(job)}: {blow}")
-            if blow.operation == "preempted by another":
+            if blow.operation == "end":
+                with suppress(AssertionError):
+                    fleet.until(
+                        lambda: fleet.step(job) >= STEPS - 30 or not fleet.show(job).placement, "the end is near"
+                    )
+            elif blow.operation == "preempted by another":
                 others.append(self._other(plan, len(others)))
             else:
                 asked.append(self._ask(job, blow.operation))
@@ -121,6 +126,7 @@ class Torture:
             self.until_completed(other)
         self.require_right(job, plan.ranks)
         self.require_clean(job, *others)
+        self.require_trace(job)
         return job
 
     def note(self, line: str) -> None:
@@ -219,8 +225,8 @@ class Torture:
             with suppress(psutil.NoSuchProcess):
                 what = " ".join(process.cmdline()[:4])
                 process.kill()
-                killed.append(f"{process.pid} {what[-60:]}")
-        self.note(f"  killed {killed}")
+                killed.append(f"{process.pid} {what[-40:]}")
+        self.note(f"  killed {killed[:2]}{f' and {len(killed) - 2} more' if len(killed) > 2 else ''}")
 
     def of_job(self, job: str, kind: str) -> list[psutil.Process]:
         """The living processes of a job's parts on all nodes."""
@@ -290,6 +296,18 @@ class Torture:
             self.fleet.until(lambda job=job: not self.of_job(job, "shim"), f"no shim of {job} is left", 60)
         self.fleet.until(lambda: self.free_devices() == 4, "all devices are free again", 60)
 
+    def require_trace(self, job: str) -> None:
+        """The job can be followed by its id through the logs of all that have had to do with it."""
+        directory = self.fleet.directory
+        logs = [*(directory / "logs").glob("*.log"), *(directory / "nodes").glob("*/parts.log")]
+        told: set[str] = set()
+        for line in (
+            line for log in logs for line in log.read_bytes().splitlines() if f'"job":"{job}"'.encode() in line
+        ):
+            told.add(json.loads(line)["process"])
+        wanted = {"cli", "job-worker", "cluster-worker", "node-agent", "shim", "device-proxy"}
+        assert wanted <= told, f"the logs of {wanted - told} do not name {job}"
+
     def free_devices(self) -> int:
         """Devices that `ergo fleet` calls free."""
         told = json.loads(self.fleet.ergo("fleet", "--json"))
@@ -305,9 +323,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--scenarios", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", action="store_true", help="leave the fleet up where a scenario fails")
+    parser.add_argument("seeds", type=int, nargs="+")
     given = parser.parse_args()
     alone: dict[int, dict[str, str]] = {}
 
@@ -326,7 +342,7 @@ def main() -> int:
     torture = Torture(
         fleet, given.directory / f"work-{time.time_ns()}", untouched, lambda line: print(line, flush=True)
     )
-    for seed in range(given.seed, given.seed + given.scenarios):
+    for seed in given.seeds:
         plan = scenario(seed)
         torture.note(f"== {plan}")
         began = time.monotonic()
