@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,9 +67,9 @@ def events(
     wanted = JobId(job) if job is not None else None
     chosen = tuple(dict.fromkeys(topics[name] for name in topic or (TopicName.JOBS, TopicName.DECISIONS)))
     reader = EventReader(Settings.load().kafka(), chosen, client_id="ergo-events")
-    show = _show_json if as_json else _Lines().show
+    shown = _Json() if as_json else _Lines()
     try:
-        _run(reader, wanted, show, limit=limit, follow=follow)
+        _run(reader, wanted, shown, limit=limit, follow=follow)
     except EventsError as error:
         raise ErgoError(error.message, code=error.code, remedy=error.remedy) from error
     except BrokenPipeError:
@@ -80,7 +80,7 @@ def events(
     _tell_skipped(reader)
 
 
-def _run(reader: EventReader, wanted: str | None, show: Any, *, limit: int | None, follow: bool) -> None:
+def _run(reader: EventReader, wanted: str | None, shown: _Json | _Lines, *, limit: int | None, follow: bool) -> None:
     import signal
 
     # What `ergo` does with Ctrl-C before a command has begun is not for one that is ended by it.
@@ -90,12 +90,18 @@ def _run(reader: EventReader, wanted: str | None, show: Any, *, limit: int | Non
         return (found for found in records if found is not None and wanted in (None, str(found.event.subject)))
 
     ordered = sorted(ours(reader.read()), key=_order)
-    for record in ordered[-limit:] if limit else ordered:
-        show(record.event)
+    newest = [record.event for record in (ordered[-limit:] if limit else ordered)]
+    shown.fit(newest)
+    for event in newest:
+        shown.show(event)
     sys.stdout.flush()
+    if not ordered:
+        from cli.console import say
+
+        say("no events yet" if wanted is None else f"no events of job {wanted}; `ergo ps -a` lists all jobs")
     if follow:
         for record in ours(reader.follow()):
-            show(record.event)
+            shown.show(record.event)
             sys.stdout.flush()
 
 
@@ -108,10 +114,17 @@ def _order(record: Record) -> tuple[Any, ...]:
     return (event.time, str(event.subject), *number)
 
 
-def _show_json(event: Event) -> None:
-    from events import envelope
+class _Json:
+    """A document an event."""
 
-    sys.stdout.buffer.write(envelope.to_json(event) + b"\n")
+    def fit(self, known: Sequence[Event]) -> None:
+        """Nothing is in columns."""
+
+    def show(self, event: Event) -> None:
+        """Writes one."""
+        from events import envelope
+
+        sys.stdout.buffer.write(envelope.to_json(event) + b"\n")
 
 
 class _Lines:
@@ -120,6 +133,11 @@ class _Lines:
     def __init__(self) -> None:
         self._widths = [24, 12, 5, 24]
         self._begun = False
+
+    def fit(self, known: Sequence[Event]) -> None:
+        """Makes the columns wide enough for what is known already."""
+        for event in known:
+            self._widen(self._cells(event)[0])
 
     def show(self, event: Event) -> None:
         """Writes one."""
@@ -130,14 +148,20 @@ class _Lines:
         if not self._begun:
             self._begun = True
             data.print(Text(self._line(("TIME", "JOB", "EPOCH", "WHAT", "REASON")), style="bold"))
+        cells, style = self._cells(event)
+        data.print(Text(self._line(cells), style=style))
+
+    def _cells(self, event: Event) -> tuple[tuple[str, ...], str]:
         what, reason, style = describe(event)
         time = event.time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        epoch = str(getattr(event, "epoch", ""))
-        data.print(Text(self._line((time, str(event.subject), epoch, what, reason)), style=style))
+        return (time, str(event.subject), str(getattr(event, "epoch", "")), what, reason), style
 
-    def _line(self, cells: tuple[str, ...]) -> str:
+    def _widen(self, cells: tuple[str, ...]) -> None:
         for index, cell in enumerate(cells[:-1]):
             self._widths[index] = max(self._widths[index], len(cell))
+
+    def _line(self, cells: tuple[str, ...]) -> str:
+        self._widen(cells)
         padded = [cell.ljust(width) for cell, width in zip(cells, self._widths, strict=False)]
         return "  ".join([*padded, cells[-1]]).rstrip()
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import orjson
 import typer
 
+from cli.fleet import words
+
 if TYPE_CHECKING:
     from infra.local.up import Up
 
@@ -173,7 +175,8 @@ def _show(directory: Path, result: Up, seconds: float, *, as_json: bool) -> None
         sys.stdout.flush()
         return
     how = "is up already" if result.already else f"is up after {seconds:.1f} s"
-    _say(f"The fleet {how}: {fleet.nodes} nodes, {fleet.devices} devices each.")
+    nodes, devices = words.counted(fleet.nodes, "node"), words.counted(fleet.devices, "device")
+    _say(f"The fleet {how}: {nodes}, {devices} each.")
     lines = {
         "Temporal UI": fleet.temporal_ui,
         "Temporal": fleet.temporal_address,

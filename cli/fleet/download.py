@@ -112,6 +112,6 @@ def _missing(view: JobView, place: PurePosixPath, near: list[str]) -> ErgoError:
 
     guess = difflib.get_close_matches(place.name, near, 1)
     shown = ", ".join(near[:10]) + (", …" if len(near) > 10 else "")
-    hint = f"Did you mean {guess[0]}? " if guess else ""
+    hint = f"Did you mean {place.with_name(guess[0])}? " if guess else ""
     remedy = f"{hint}Beside it there are {shown}." if near else "`ergo download JOB . DEST` fetches everything."
     return ErgoError(f"Job {view.id} has no {place}.", code="download.missing", remedy=remedy)

@@ -145,7 +145,7 @@ class _Watch:
             record = (await asyncio.to_thread(self._nodes)).get(name)
             fresh = record is not None and (before is None or (before.node, before.beat) != (record.node, record.beat))
             if record is not None and fresh and not (record.left or record.lost):
-                return f"{record.node}, {len(record.devices)} devices"
+                return f"{record.node}, {len(record.devices)} device{'s' if len(record.devices) != 1 else ''}"
             await asyncio.sleep(_POLL_S)
 
     def _nodes(self) -> dict[str, NodeRecord]:

@@ -82,7 +82,7 @@ async def test_what_is_not_there(ergo, ended):
     handle, _ = ended
     done = await ergo("download", handle.id, "results/weigths.bin", "copy", code=1)
     assert done.err == (
-        f"ergo: Job {handle.id} has no results/weigths.bin. Did you mean weights.bin? "
+        f"ergo: Job {handle.id} has no results/weigths.bin. Did you mean results/weights.bin? "
         "Beside it there are latest, weights.bin.\n"
     )
     assert list(ergo.directory.iterdir()) == []

@@ -52,6 +52,19 @@ def test_the_story_of_a_job_in_order(command):
     assert "checkpoint live" in lines[2] and "1.0 of 3.0 MiB" in lines[2]
 
 
+def test_columns_fit_from_the_head_on(command):
+    job = "cli-with-a-name-that-is-long"
+    command.publish([queued(job, 1)])
+    head, line = ergo("--job", job).stdout.splitlines()
+    assert head.index("EPOCH") == line.index(job) + len(job) + 2
+
+
+def test_a_job_without_events(command):
+    done = ergo("--job", "cli-nobody")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "ergo: no events of job cli-nobody; `ergo ps -a` lists all jobs\n"
+
+
 def test_machine_readable_limited_and_by_topic(command):
     done = ergo("--json", "--job", "cli-b", "--limit", "2")
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["cli-b/run/0/2", "cli-b/run/0/3"]

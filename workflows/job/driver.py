@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -155,6 +156,8 @@ async def _directed(job: Job, directive: Directive) -> None:
         if request is not None:
             _moved(job, request, OperationFailed(why, code="job.refused"))
         return
+    if request is not None and request.reason:
+        directive = replace(directive, reason=f"{directive.reason} ({request.reason})")
     job.decided(directive)
     if directive.action == "place":
         try:
@@ -192,6 +195,8 @@ async def _requested(job: Job, request: Request) -> None:
             if state.phase is not JobPhase.RUNNING:
                 raise OperationFailed(f"The job is {state.phase}: only a running one has a state to keep.")
             await _checkpoint(job)
+            if request.reason:
+                job.note("checkpoint", request.reason)
             message = f"Checkpoint {state.checkpoint} is committed."
     except OperationFailed as error:
         request.refused = error

@@ -66,7 +66,7 @@ async def _attend(job: Job, part: Part, request: AttendInput, story: str) -> Non
         elif isinstance(error.cause, CancelledError):
             part.error = OperationFailed(f"Node {part.node.name} no longer attends the job.", code="job.let-go")
         else:
-            part.error = of_activity(error, f"Node {part.node.name}, attend")
+            part.error = of_activity(error, f"Node {part.node.name}")
     except asyncio.CancelledError:
         part.error = OperationFailed("The part is not attended any more.", code="job.let-go")
         raise

@@ -36,7 +36,7 @@ async def test_a_job_runs_is_preempted_resumed_moved_and_completed(fleet: Fleet)
     await job.steps(second)
 
     moving = await job.workflow.start_update(
-        Update.MIGRATE, MigrateRequest("node-2", wait=True), wait_for_stage=_ACCEPTED
+        Update.MIGRATE, MigrateRequest("node-2", wait=True, reason="a new kernel"), wait_for_stage=_ACCEPTED
     )
     notice = await job.notice(lambda notice: notice.wants == "move")
     assert notice.move_to == "node-2"
@@ -45,6 +45,7 @@ async def test_a_job_runs_is_preempted_resumed_moved_and_completed(fleet: Fleet)
     await job.steps(third)
     view = await job.show()
     assert view.moves == 1 and not second.running(job.id)
+    assert all("a new kernel" in one.reason for one in (*view.transitions[-2:], view.decisions[-1]))
     assert view.transitions[-1].down_ms is not None and view.transitions[-1].down_ms < 30_000
     assert {"barrier", "write", "commit", "transfer", "restore", "head"} <= set(view.transitions[-1].parts_ms or {})
 
