@@ -33,8 +33,16 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    nodes: Annotated[int, typer.Option(min=0, max=64, help="Node agents on this machine.")] = 2,
-    devices: Annotated[int, typer.Option(min=1, max=64, help="CPU accelerators of each node.")] = 2,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=0, max=64, help="Node agents on this machine; default: as before, else 2.", show_default=False),
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="CPU accelerators of each node; default: as before, else 2.", show_default=False
+        ),
+    ] = None,
     fleet_dir: FleetDir = None,
     temporal_port: _Port = None,
     ui_port: _Port = None,
@@ -45,8 +53,9 @@ def up(
     """Starts Temporal, Kafka, the scheduler, job workers and node agents, and waits until all of them serve.
 
     Where TEMPORAL_ADDRESS (or a Temporal profile), ERGO_KAFKA_BOOTSTRAP_SERVERS or ERGO_STORE_URL name a service that
-    is there already, the fleet uses that one. Ports that are not given are free ones, and stay what they are over the
-    next `up`. What the fleet has stored stays too. A fleet that is up already, with the same options, is success.
+    is there already, the fleet uses that one. Ports that are not given are free ones. They, the number of nodes and of
+    devices stay what they are over the next `up`, unless it says otherwise. What the fleet has stored stays too. A
+    fleet that is up already, and not with other options, is success.
     """
     from infra.local import up as local
     from infra.local.prepare import UpOptions

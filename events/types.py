@@ -58,7 +58,8 @@ class JobPhaseChangedData(_Shape):
     """A job's phase changed.
 
     Attributes:
-        before: None for the first event of a job.
+        before: None for the first event of a job, and where its workflow was set back: what it told before may not
+            be true any more.
         after: the phase from now on.
         reason: why, as a sentence for people.
         step: the lowest step of any rank, when it happened.

@@ -17,6 +17,7 @@ from proxy_runtime import build
 from proxy_runtime.errors import ErgoError
 
 _NEEDED_BYTES = 1 << 30
+_NODES = _DEVICES = 2
 _FOLDERS = ("logs", "temporal", "store", "nodes")
 _OURS = {*_FOLDERS, "kafka", "secret", "secret.new", "lock", "stopping", "fleet.json", "supervisor.json"} | {
     ".supervisor.json.new",
@@ -26,10 +27,10 @@ _OURS = {*_FOLDERS, "kafka", "secret", "secret.new", "lock", "stopping", "fleet.
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What `ergo up` was asked for; a port that is None may be any free one."""
+    """What `ergo up` was asked for; None is what it was at the last `up`, else the default, for a port any free one."""
 
-    nodes: int = 2
-    devices: int = 2
+    nodes: int | None = None
+    devices: int | None = None
     temporal_port: int | None = None
     ui_port: int | None = None
     kafka_port: int | None = None
@@ -37,12 +38,13 @@ class UpOptions:
     def agree_with(self, fleet: FleetFile) -> bool:
         """Whether a fleet is what was asked for."""
         asked = (
+            (self.nodes, fleet.nodes),
+            (self.devices, fleet.devices),
             (self.temporal_port, fleet.temporal_port),
             (self.ui_port, fleet.temporal_ui_port),
             (self.kafka_port, fleet.kafka_port),
         )
-        sizes = (self.nodes, self.devices) == (fleet.nodes, fleet.devices)
-        return sizes and all(wanted in (None, there) for wanted, there in asked)
+        return all(wanted in (None, there) for wanted, there in asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,11 @@ def make(settings: Settings, options: UpOptions, outside: Outside, say: Callable
     return fleet
 
 
+def _size(asked: int | None, last: int | None, default: int) -> int:
+    """Sentences that advise `ergo up` after a crash mean the fleet as it was."""
+    return next(number for number in (asked, last, default) if number is not None)
+
+
 def _plan(settings: Settings, options: UpOptions, outside: Outside, before: FleetFile | None) -> FleetFile:
     taken: set[int] = set()
 
@@ -161,8 +168,8 @@ def _plan(settings: Settings, options: UpOptions, outside: Outside, before: Flee
         kafka_controller_port=controller_port,
         store_url=outside.store_url or f"file://{settings.fleet_dir / 'store'}",
         secret_file=settings.secret_file or settings.fleet_dir / "secret",
-        nodes=options.nodes,
-        devices=options.devices,
+        nodes=_size(options.nodes, before and before.nodes, _NODES),
+        devices=_size(options.devices, before and before.devices, _DEVICES),
     )
 
 

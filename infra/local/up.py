@@ -222,7 +222,7 @@ def _running(fleet_dir: Path, options: UpOptions) -> Up:
             remedy="Wait for it, or give another --fleet-dir.",
         )
     if not options.agree_with(fleet):
-        there = f"{fleet.nodes} nodes of {fleet.devices} devices"
+        there = f"--nodes {fleet.nodes} --devices {fleet.devices}"
         ports = (
             f"Temporal at port {fleet.temporal_port}, its UI at {fleet.temporal_ui_port}, Kafka at {fleet.kafka_port}"
         )

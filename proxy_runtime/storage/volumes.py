@@ -68,7 +68,7 @@ def upload_directory(
     try:
         nodes = tuple(_walk(root))
     except OSError as error:
-        raise from_os_error(error, "read the job directory", str(error.filename or root)) from error
+        raise from_os_error(error, "read the job directory", os.fsdecode(error.filename or root)) from error
     _check_size(root, nodes, limit_bytes)
     with tempfile.TemporaryDirectory(prefix="ergo-upload-") as scratch:
         store = fleet.node_store(Path(scratch) / "store", tenant)
@@ -118,7 +118,7 @@ def materialize(
             if not dest.is_dir():  # somebody else was faster
                 raise
     except OSError as error:
-        raise from_os_error(error, "bring the job directory", str(error.filename or dest)) from error
+        raise from_os_error(error, "bring the job directory", os.fsdecode(error.filename or dest)) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return dest

@@ -163,7 +163,7 @@ class Job:
         self.dirty = True
 
     def first_event(self, reason: str) -> None:
-        """Tells that there is a job."""
+        """Tells where the job is, to those who know nothing of it or something else."""
         self._emit_phase(None, reason, None)
         keep(
             self.state.transitions,

@@ -97,8 +97,9 @@ async def reopen(job: Job) -> None:
     state.move, job.moving = None, None
     state.waiting = "Its workflow was set back; it goes on from what its record says."
     if state.phase in (JobPhase.QUEUED, JobPhase.SUSPENDED):
+        # What this run had not told, or had told before it was set back, may be of an epoch that readers drop.
         job.note("reopened", why)
-        job.show()
+        job.first_event(why)
     else:
         state.recoveries += 1
         job.transition(JobPhase.QUEUED, why)

@@ -90,6 +90,18 @@ def test_a_directory_that_is_too_large_is_refused_by_its_largest_entries(fleet: 
     assert fleet.bucket.list("tenants") == []
 
 
+def test_what_cannot_be_read_is_named_as_people_write_it(
+    fleet: FleetStore, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(base: bytes, path: bytes, _: os.stat_result) -> None:
+        raise PermissionError(13, "Permission denied", os.path.join(base, path))
+
+    monkeypatch.setattr("proxy_runtime.checkpoint.volume.read_node", refuse)
+    with pytest.raises(StorageError) as caught:
+        upload_directory(fleet, "acme", project)
+    assert f"job directory: {project}" in caught.value.message and "b'" not in caught.value.message
+
+
 def test_a_damaged_volume_is_not_materialized(fleet: FleetStore, project: Path, tmp_path: Path) -> None:
     checkpoint = upload_directory(fleet, "acme", project)
     key = fleet.bucket.list("tenants/acme/packs")[0]

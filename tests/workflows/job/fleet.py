@@ -241,7 +241,7 @@ class Handle:
             assert sequence == list(range(1, len(sequence) + 1)), f"generation {generation}: {sequence}"
         phases = [event for event in events if isinstance(event, JobPhaseChanged)]
         for before, after in itertools.pairwise(phases):
-            if before.id.generation == after.id.generation:
+            if before.id.generation == after.id.generation and after.data.before is not None:
                 assert after.data.before == before.data.after
             if after.data.before is not None:
                 check_transition(after.data.before, after.data.after)

@@ -56,8 +56,8 @@ async def test_continue_as_new_disturbs_no_step(fleet: Fleet) -> None:
     assert [e.data.before for e in events if isinstance(e, JobPhaseChanged)].count(None) == 1
 
 
-async def _reset(client: Client, job: Handle, *, last: bool = False) -> None:
-    """As the UI does: back to the end of the first, or of the last, finished workflow task."""
+async def _reset(client: Client, job: Handle, *, last: bool = False, task: int | None = None) -> None:
+    """As the UI does: back to a finished workflow task, the one in the middle by default."""
     description = await job.workflow.describe()
     history = await job.workflow.fetch_history()
     finished = [
@@ -68,7 +68,7 @@ async def _reset(client: Client, job: Handle, *, last: bool = False) -> None:
             namespace=client.namespace,
             workflow_execution=WorkflowExecution(workflow_id=job.id, run_id=description.run_id),
             reason="test",
-            workflow_task_finish_event_id=finished[-1 if last else len(finished) // 2],
+            workflow_task_finish_event_id=finished[(-1 if last else len(finished) // 2) if task is None else task],
             request_id=str(len(history.events)),
         )
     )
@@ -95,6 +95,27 @@ async def test_a_reset_opens_the_job_again_and_doubles_no_epoch(fleet: Fleet, la
     view = await job.run_on(first.device(0))
     assert view.epoch == 3 and view.step == head.step
     await job.steps(first)
+    await job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    job.check()
+
+
+async def test_a_reset_to_before_the_start_tells_that_the_job_does_not_run(fleet: Fleet) -> None:
+    job = await fleet.submit()
+    node = fleet.nodes[0]
+    await job.run_on(node.device(0))
+    await job.steps(node)
+    await _reset(fleet.client, job, task=1)
+    job = Handle(fleet, fleet.client.get_workflow_handle(job.id))
+
+    def told() -> list[JobPhaseChanged]:
+        found = [event for event in fleet.sink.of(job.id) if event.id.generation == 2]
+        return [event for event in found if isinstance(event, JobPhaseChanged)]
+
+    await until(told, "where the job is now is told, before anything else happens")
+    event = told()[0]
+    assert (event.data.before, event.data.after, event.epoch) == (None, JobPhase.QUEUED, 1)
+    await job.run_on(node.device(0))
     await job.end(Outcome.COMPLETED)
     await job.workflow.result()
     job.check()
