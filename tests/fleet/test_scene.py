@@ -14,7 +14,7 @@ from tests.fleet.harness import digests, job_directory, require_whole
 
 GPT = (
     "--steps",
-    "1500",
+    "900",
     "--d-model",
     "64",
     "--layers",
