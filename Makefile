@@ -27,7 +27,7 @@ PYTHON_FOLDERS += $(wildcard examples benchmarks)
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: runtime native criu broker  ## the promise, shown: a job is cut, moved and goes on, bit for bit
+demo: dev native criu broker  ## a fleet, live: a premium job preempts, a basic one moves on and ends bit-identical
 	@$(PY) -m scripts.demo
 
 test: dev native criu broker  ## the quick tests
