@@ -35,7 +35,9 @@ def register(app: typer.Typer) -> None:
 def up(
     nodes: Annotated[
         int | None,
-        typer.Option(min=0, max=64, help="Node agents on this machine; default: as before, else 2.", show_default=False),
+        typer.Option(
+            min=0, max=64, help="Node agents on this machine; default: as before, else 2.", show_default=False
+        ),
     ] = None,
     devices: Annotated[
         int | None,
