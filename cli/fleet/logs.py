@@ -55,14 +55,21 @@ def logs(
 
 
 class Lines:
-    """Bytes of several logs as whole lines on stdout, each with its rank where there are several."""
+    """Bytes of several logs as whole lines on stdout, each with its rank; one log alone as it comes.
+
+    Nothing can get in between the parts of a line there, and a bar of progress is one line for minutes.
+    """
 
     def __init__(self, *, many: bool) -> None:
         self._many = many
+        self._open = False
         self._rest: dict[int, bytes] = {}
 
     def add(self, rank: int, fresh: bytes) -> bytes:
         """What can be printed now: up to the last end of a line."""
+        if not self._many:
+            self._open = not fresh.endswith(b"\n") if fresh else self._open
+            return fresh
         text = self._rest.pop(rank, b"") + fresh
         whole, end, rest = text.rpartition(b"\n")
         if rest:
@@ -70,13 +77,16 @@ class Lines:
         return self._marked(rank, whole) if end else b""
 
     def flush(self) -> bytes:
-        """What is left, without an end of line."""
+        """What is left, with the end of line that it did not have."""
+        if self._open:
+            self._open = False
+            return b"\n"
         left = b"".join(self._marked(rank, rest) for rank, rest in sorted(self._rest.items()))
         self._rest.clear()
         return left
 
     def _marked(self, rank: int, text: bytes) -> bytes:
-        mark = b"[rank%d] " % rank if self._many else b""
+        mark = b"[rank%d] " % rank
         return b"".join(mark + line + b"\n" for line in text.split(b"\n"))
 
 

@@ -232,7 +232,10 @@ def test_lines_of_logs():
     assert several.flush() == b"[rank1] x\n"
     assert several.flush() == b""
     one = Lines(many=False)
-    assert one.add(0, b"a\nb\nc") + one.flush() == b"a\nb\nc\n"
+    assert one.add(0, b"a\nb\r 3%") == b"a\nb\r 3%"  # a bar of progress is seen while it grows
+    assert one.add(0, b"") == b""
+    assert one.flush() == b"\n"
+    assert one.add(0, b"c\n") + one.flush() == b"c\n"
 
 
 @pytest.mark.parametrize(
