@@ -7,6 +7,7 @@ noticed in seconds. Cancellation never ends anything by itself: an activity lets
 from __future__ import annotations
 
 import contextvars
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 from temporalio import activity
-from temporalio.exceptions import ApplicationError, CancelledError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory, CancelledError
 
 from model.errors import ModelError
 from model.ids import Epoch, JobId, Step
@@ -149,7 +150,8 @@ class NodeActivities:
                 _log.info("let go", activity=info.activity_type)
                 raise
             except (ErgoError, ModelError) as error:
-                _log.warning("activity failed", activity=info.activity_type, code=error.code, error=str(error))
+                level = logging.INFO if error.code == RuntimeCode.STARTING else logging.WARNING
+                _log.log(level, "activity failed", activity=info.activity_type, code=error.code, error=str(error))
                 raise application_error(error) from error
             _log.info("activity done", activity=info.activity_type, result=_short(result))
             return result
@@ -203,7 +205,9 @@ def application_error(error: ErgoError | ModelError) -> ApplicationError:
     """What a workflow sees of an error: its code as type, its sentences; tried again only where that may help."""
     code = str(error.code)
     final = code in FINAL_CODES or isinstance(error, ModelError)
-    return ApplicationError(str(error), type=code, non_retryable=final)
+    # The SDK logs a failure with its traceback, unless it is called benign: this one is an answer like others.
+    benign = ApplicationErrorCategory.BENIGN if code == RuntimeCode.STARTING else ApplicationErrorCategory.UNSPECIFIED
+    return ApplicationError(str(error), type=code, non_retryable=final, category=benign)
 
 
 def _phase(name: str) -> Callable[[], object]:

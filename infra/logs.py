@@ -55,7 +55,9 @@ def configure(process: str, *, level: str | None = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(lowest if lowest in logging.getLevelNamesMapping() else "INFO")
-    for chatty in ("kafka", "httpx", "httpcore", "uvicorn.access", "asyncio"):
+    # Errors of Kafka come to us as exceptions and are told in a sentence; its client tells them ten times a second.
+    logging.getLogger("kafka").setLevel(max(logging.CRITICAL, root.level))
+    for chatty in ("httpx", "httpcore", "uvicorn.access", "asyncio"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
     logging.captureWarnings(True)
 
