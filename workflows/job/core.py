@@ -257,6 +257,16 @@ class Job:
         running = 0.0 if since is None else (workflow.now() - since).total_seconds() * 1000 * self.state.running_width
         return self.state.delivered_ms + round(running)
 
+    def give_up_running_time(self) -> None:
+        """Nobody knows when a part was lost: what counts as delivered ends with the last checkpoint of its run."""
+        state = self.state
+        if state.running_since is None:
+            return
+        taken = state.checkpoints[-1].time if state.checkpoints else state.running_since
+        proved = max(timedelta(0), taken - state.running_since)
+        state.delivered_ms += round(proved.total_seconds() * 1000 * state.running_width)
+        state.running_since = None
+
     def limit_at(self) -> datetime | None:
         """When the job's device time is used up, should it run on as it does."""
         limit, since = self.spec.device_time_limit_s, self.state.running_since

@@ -92,14 +92,30 @@ async def _next(job: Job) -> None:
     elif _urgent(job):
         await _settle(job)
     elif (limit := job.limit_at()) is not None and now >= limit:
-        seconds = job.spec.device_time_limit_s
-        await finish.fail(job, f"Its device time of {seconds} s (`device_time_limit_s`) is used up.", keep=False)
+        await _limit_reached(job)
     elif job.requests:
         await _requested(job, job.requests.pop(0))
     elif job.directives:
         await _directed(job, job.directives.pop(0))
     elif (due := _checkpoint_due(job)) is not None and now >= due:
         await _checkpoint(job, refusal(job.state.outbox, now))
+
+
+async def _limit_reached(job: Job) -> None:
+    """By the workflow's clock the device time is used up; whether the job has really run until now, its nodes know."""
+    try:
+        await checkpoint.take(job, "live")
+    except OperationFailed as error:
+        if isinstance(error, Interrupted | Fenced):
+            raise
+        if _urgent(job):
+            return  # it has ended, or was lost before: what comes of that also says what was delivered
+        if error.code == RuntimeCode.UNKNOWN:
+            await recover.recover(job, error)
+            return
+        job.note("checkpoint not taken", error.message)
+    seconds = job.spec.device_time_limit_s
+    await finish.fail(job, f"Its device time of {seconds} s (`device_time_limit_s`) is used up.", keep=False)
 
 
 async def _settle(job: Job) -> None:

@@ -25,7 +25,9 @@ async def recover(job: Job, why: OperationFailed) -> None:
     state.stopped_at = workflow.now()
     await parts.end_epoch(job, f"recovery: {why.message}")
     account_parts(job)
-    if exhausted(job):
+    ran_out = exhausted(job)
+    job.give_up_running_time()
+    if ran_out:
         await fail(job, f"{_in_vain(job)} Last: {why.message}", keep=False)
         return
     state.placement, job.parts = None, {}

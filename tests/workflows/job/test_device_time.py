@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from temporalio import workflow
 
-from model.ids import DeviceId, Epoch, JobId
+from model.control import CheckpointView
+from model.ids import CheckpointId, DeviceId, Epoch, JobId, Step
 from model.job_spec import JobSpec
 from model.job_state import JobPhase
 from model.placement import Placement
@@ -36,3 +37,26 @@ def test_device_time_of_an_epoch_is_kept(monkeypatch: pytest.MonkeyPatch, after:
     job.transition(after, "")
     now += timedelta(seconds=3)
     assert job.delivered_ms() == 6000
+
+
+@pytest.mark.parametrize(("checkpoint_after_s", "delivered_ms"), [(None, 0), (30, 60_000)])
+def test_what_nobody_knows_to_have_run_is_not_delivered(
+    monkeypatch: pytest.MonkeyPatch, checkpoint_after_s: int | None, delivered_ms: int
+) -> None:
+    now = START
+    monkeypatch.setattr(workflow, "now", lambda: now)
+    monkeypatch.setattr(Job, "_emit_phase", lambda *_: None)
+    monkeypatch.setattr(Job, "show", lambda _: None)
+    monkeypatch.setattr(workflow.logger, "isEnabledFor", lambda _: False)
+    state = JobState(job=JobId("job"), first_run="run", submitted_at=START, phase=JobPhase.STARTING)
+    job = Job(JobSpec(apiVersion="ergosphere/v1", argv=("true",), ranks=2), state, lambda _: "")
+    state.placement = PLACEMENT
+    job.transition(JobPhase.RUNNING, "")
+    if checkpoint_after_s is not None:
+        taken = START + timedelta(seconds=checkpoint_after_s)
+        state.checkpoints.append(CheckpointView(CheckpointId("ck-" + "0" * 40), "live", taken, Step(1), 0, 0, 0.0))
+    now = START + timedelta(hours=5)  # the whole fleet was down meanwhile
+    job.give_up_running_time()
+    state.placement = None
+    job.transition(JobPhase.QUEUED, "")
+    assert job.delivered_ms() == delivered_ms
