@@ -21,10 +21,11 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     python: Annotated[str, typer.Option(help="Interpreter of the ranks.")] = sys.executable,
 ) -> None:
-    """Checks everything that `ergo run` needs; exit code 1 when something is missing."""
+    """Checks everything that `ergo run` and a local fleet need; exit code 1 when something is missing."""
+    from infra.local import checks as fleet
     from proxy_runtime.process import criu_setup
 
-    checks = criu_setup.checks(python=python)
+    checks = [*criu_setup.checks(python=python), *fleet.checks()]
     if as_json:
         sys.stdout.write(orjson.dumps([dataclasses.asdict(check) for check in checks]).decode() + "\n")
     else:
