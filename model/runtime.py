@@ -151,9 +151,10 @@ class BarrierInput(Shape):
         cut: number of the cut within the epoch, from 1; makes the call idempotent.
         phase: ``stop`` holds every queue at a message boundary and counts; ``finish`` completes the collectives up to
             `targets`; ``resume`` calls the cut off, at any time, or ends it.
-        at_step: the step at whose end the ranks should stand; None for where they are.
-        prefer_step_s: without `at_step`, how many seconds the end of the step that each rank is in is waited for;
-            then the ranks are stopped where they are.
+        at_step: the step at whose end the ranks should stand; None for where they are, or for the step that the
+            foremost rank of this node is in, where `prefer_step_s` is given.
+        prefer_step_s: how many seconds the end of the step is waited for, after which the ranks are stopped where they
+            are; 0 for `deadline_s` with `at_step`, and for not at all without it.
         targets: for ``finish``, over all nodes of the job.
         deadline_s: seconds; after it the call fails and the job runs on.
     """

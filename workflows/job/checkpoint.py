@@ -9,7 +9,7 @@ from typing import Literal
 from temporalio import workflow
 
 from model.control import CheckpointView
-from model.ids import NodeId
+from model.ids import NodeId, Step
 from model.names import Activity
 from model.runtime import (
     BarrierInput,
@@ -32,6 +32,10 @@ STOP_S = 30.0
 
 BEGINNING = timedelta(seconds=30)
 """How long after a placement a node may not know of it yet."""
+
+CATCH_UP_S = 2.0
+"""Seconds that other nodes are given to come to the end of a step that the first one stands at: with its collectives
+done there, all that is left to do is the optimizer's."""
 
 KEEPING = timedelta(minutes=10)
 """How long the directory of a job that has ended is tried to be kept."""
@@ -97,8 +101,9 @@ async def _take(
     prefer_s = policy.step_deadline_s if policy.cut == "step" else 0.0
     limit_s = STOP_S + prefer_s
 
-    async def stop(node: NodeId) -> BarrierResult:
-        request = BarrierInput(state.job, state.epoch, cut, "stop", limit_s, prefer_step_s=prefer_s)
+    async def stop(node: NodeId, at: Step | None = None) -> BarrierResult:
+        wait_s = prefer_s if at is None else min(prefer_s, CATCH_UP_S)
+        request = BarrierInput(state.job, state.epoch, cut, "stop", limit_s, at_step=at, prefer_step_s=wait_s)
         story = f"cut {cut}: hold {node.name}"
         while True:
             try:
@@ -121,8 +126,16 @@ async def _take(
         return await on_node(job, Activity.CHECKPOINT, node, request, CheckpointResult, story=story, limit_s=WRITE_S)
 
     job.operation = f"{kind} checkpoint: barrier"
-    stood = await each(nodes, stop)
-    stopped_at = workflow.now()
+    if prefer_s > 0 and len(nodes) > 1:
+        # Were all asked at once, each would wait for the end of the step that its own foremost rank is in: one that is
+        # a step ahead would wait in vain for a peer that stands already.
+        leader = await stop(nodes[0])
+        stopped_at = workflow.now()
+        at = max((rank.step for rank in leader.ranks), default=Step(0))
+        stood = [leader, *await each(nodes[1:], lambda node: stop(node, at))]
+    else:
+        stood = await each(nodes, stop)
+        stopped_at = workflow.now()
     clock = Clock()
     goals = targets(rank for result in stood for rank in result.ranks)
     finished = await each(nodes, lambda node: finish(node, goals))

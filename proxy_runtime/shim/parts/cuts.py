@@ -88,9 +88,9 @@ class PartCuts:
             report = CutReport(epoch=job.part.epoch)
             scratch = generation.layout.scratch(f"cut-{cut}")
             self._cut = fresh = _Cut(cut, Cutter(generation, job.tool(), scratch, report), report, Phase.STOPPED)
-            step_s = deadline_s
+            step_s = prefer_step_s if prefer_step_s > 0 else deadline_s
             if at_step is None and prefer_step_s > 0:  # the end of the step that the foremost rank is in
-                at_step, step_s = max(generation.step()) + 1, prefer_step_s
+                at_step = max(generation.step()) + 1
             with self._phase(fresh, Phase.STOPPED, self._limits.stopped):
                 job.delivered.stop()
                 fresh.cutter.stop(at_step=at_step, step_deadline_s=step_s, deadline_s=deadline_s)

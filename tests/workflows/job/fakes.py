@@ -130,6 +130,7 @@ class FakeNode:
     highest: dict[JobId, Epoch] = field(default_factory=dict)
     here: set[CheckpointId] = field(default_factory=set)
     started: Counter[tuple[JobId, Epoch]] = field(default_factory=Counter)
+    stops: list[tuple[BarrierInput, int]] = field(default_factory=list)
 
     def attend(self, request: AttendInput, report: Callable[[Progress], None]) -> AttendResult:
         self._meet(request.job, request.epoch, "attend", f"attend.{request.start}")
@@ -159,6 +160,8 @@ class FakeNode:
         if part.outcome is not None:
             raise ErgoError("The part has ended.", code=RuntimeCode.UNKNOWN)
         part.held = True
+        if request.phase == "stop":
+            self.stops.append((request, part.step))
         return BarrierResult(True, self._states(part), {"barrier": 1.0})
 
     def checkpoint(self, request: CheckpointInput) -> CheckpointResult:

@@ -11,6 +11,7 @@ from model.job_state import JobPhase
 from model.names import Update
 from model.runtime import Outcome, RuntimeCode
 from tests.workflows.job.fleet import Fleet, Handle, until
+from workflows.job.checkpoint import CATCH_UP_S
 
 _ACCEPTED = WorkflowUpdateStage.ACCEPTED
 
@@ -148,6 +149,18 @@ async def test_a_job_that_is_cancelled_before_its_directory_is_kept_is_not_compl
     await job.workflow.execute_update(Update.CANCEL, CancelRequest(wait=True))
     assert (await job.show()).phase is JobPhase.CANCELLED
     job.check()
+
+
+async def test_nodes_of_a_job_stop_at_the_step_of_the_first_one(fleet: Fleet) -> None:
+    job = await fleet.submit(ranks=2)
+    first, second, _ = fleet.nodes
+    await job.run_on(first.device(0), second.device(0))
+    await job.steps(first)
+    await job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True))
+    ((leader, at),) = first.stops
+    ((follower, _),) = second.stops
+    assert leader.at_step is None and leader.prefer_step_s > CATCH_UP_S
+    assert (follower.at_step, follower.prefer_step_s) == (at, CATCH_UP_S)
 
 
 async def test_the_answer_of_the_commit_of_a_move_is_lost(fleet: Fleet) -> None:
