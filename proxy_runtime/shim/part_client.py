@@ -205,17 +205,20 @@ class PartClient:
         """
         pidfd = remains.shim_of(self.layout)
         result: AttendResult | None = None
-        if pidfd >= 0:
-            try:
+        try:
+            if pidfd >= 0:
                 with suppress(RunError):  # ending just now, or hanging: then it is killed
                     found = self._call("end", grace_s + deadline_s / 2, grace_s=grace_s)["result"]
                     result = None if found is None else from_value(AttendResult, found)
                 if not proc.wait_readable((pidfd,), deadline_s / 2):
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            finally:
+            result = result or self.result()
+            remains.require_gone(self.layout, time.monotonic() + deadline_s)
+        finally:
+            if pidfd >= 0:
+                with suppress(ChildProcessError):  # whose parent is another process, or was: an agent that is gone
+                    os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
                 os.close(pidfd)
-        result = result or self.result()
-        remains.require_gone(self.layout, time.monotonic() + deadline_s)
         remains.remove(self.layout)
         return result
 

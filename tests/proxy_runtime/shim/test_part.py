@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import orjson
+import psutil
 import pytest
 
 from model.runtime import Outcome, RuntimeCode
@@ -119,6 +120,8 @@ def test_what_shims_and_proxies_have_logged_is_kept_with_the_id_of_the_job(fleet
     with open(part.layout.root / "zygote.log", "a") as log:
         log.write("Traceback of a library\n")
     part.end()
+    zombies = [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
+    assert not zombies, "its shim was a child of this process, and is reaped"
     lines = [orjson.loads(line) for line in part.layout.kept_log.read_bytes().splitlines()]
     assert {line["job"] for line in lines} == {part.layout.job_id}
     assert {line["epoch"] for line in lines} == {1}
