@@ -47,6 +47,7 @@ SUPERSEDED = 3
 ORPHAN_S = 10.0
 _TIDY_S = 600.0
 _LOOK_S = 2.0
+_WORK_ENDS_S = 15.0  # more than the worker's own patience; what hangs then ends with the process
 _THREADS = 128  # activities at one time: an `attend` for each part, and the short calls
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -129,10 +130,14 @@ class NodeAgent:
         leaves = self.options.end_jobs or Settings.load().going_down()
         ending = bool(self._superseded) or leaves
         _log.info("ends", superseded=self._superseded, jobs="ended" if ending else "left running")
+        reason = self._superseded or "The node leaves the fleet."
         working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
         if ending:
-            await asyncio.to_thread(runtime.end_everything, self._superseded or "The node leaves the fleet.")
+            # Calls that wait for other nodes, such as a start's for its peers, give up only when their part is ended.
+            await asyncio.to_thread(runtime.end_everything, reason)
+        await asyncio.wait((working,), timeout=_WORK_ENDS_S)
+        if ending:  # what a call under way has begun meanwhile
+            await asyncio.to_thread(runtime.end_everything, reason)
         try:
             await asyncio.to_thread(lease.stop, left=leaves and not self._superseded)
         except ErgoError as error:

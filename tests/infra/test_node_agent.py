@@ -24,13 +24,14 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from infra.converter import DATA_CONVERTER
 from infra.temporal import binary
 from model.control import AdvanceHeadInput, AllocateEpochInput, OpenJobInput
-from model.ids import Epoch, JobId
+from model.ids import DeviceId, Epoch, JobId, NodeId
 from model.job_spec import parse_job_spec
 from model.names import node_task_queue
 from model.placement import Placement
 from model.records import NodeRecord
 from model.runtime import AttendInput, AttendResult, Outcome
 from proxy_runtime.home import ergo_home
+from proxy_runtime.node.runtime import START_S
 from proxy_runtime.shim import remains
 from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.part_client import PartClient
@@ -154,13 +155,16 @@ def node(tmp_path: Path, client: Client) -> Iterator[Node]:
     made.close()
 
 
-async def begin(client: Client, node: Node, job: str, record: NodeRecord, epochs: int) -> WorkflowHandle[Any, Any]:
-    """A job of two ranks on the node's two devices, with its workflow."""
+async def begin(
+    client: Client, node: Node, job: str, record: NodeRecord, epochs: int, other: DeviceId | None = None
+) -> WorkflowHandle[Any, Any]:
+    """A job of two ranks on the node's two devices, or one of them and another node's, with its workflow."""
     script = str(JOBS / "ddp_skew.py")
     spec = parse_job_spec(
         {"apiVersion": "ergosphere/v1", "argv": ["python", script, "--epochs", str(epochs)], "ranks": 2}
     )
-    placement = Placement(Epoch(1), tuple(device.id for device in record.devices), (0, 1))
+    first, second = (device.id for device in record.devices)
+    placement = Placement(Epoch(1), (first, other or second), (0, 1))
     # The workflow's run is what the head names: give the id first, then open the head, as open_job does.
     request = AttendInput(JobId(job), Epoch(1), record.node, spec, placement, "fresh")
     handle = await client.start_workflow(
@@ -237,6 +241,18 @@ async def test_a_node_that_was_given_up_ends_what_it_has_and_begins_anew(client:
     node.signal(signal.SIGTERM, 0)
     left = node.record()
     assert left is not None and left.left
+
+
+async def test_a_node_that_was_given_up_does_not_wait_for_the_peers_of_a_start(client: Client, node: Node) -> None:
+    node.start()
+    record = await node.renewed()
+    away = DeviceId(NodeId("node-away", 1), ("cpu-0",))
+    await begin(client, node, "job-waits", record, epochs=1000, other=away)
+    await until(lambda: any(layout.events.exists() for layout in node.layouts()), node.words)
+    node.fleet.mark_lost(record.node)
+    assert node.process is not None
+    assert await asyncio.to_thread(node.process.wait, START_S / 2) == 3, node.words()
+    assert node.layouts() == []
 
 
 async def test_its_peer_serves_logs_to_whoever_shows_the_token(client: Client, node: Node) -> None:
