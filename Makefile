@@ -40,8 +40,8 @@ bench: dev native criu broker  ## benchmarks; ONLY=pattern selects by name
 	@$(PY) -m benchmarks $(ONLY)
 
 lint: dev  ## formatting, style, types, import contract
-	@$(PY) -m ruff format --check $(PYTHON_FOLDERS)
-	@$(PY) -m ruff check $(PYTHON_FOLDERS)
+	@$(PY) -m ruff format --no-cache --check $(PYTHON_FOLDERS)
+	@$(PY) -m ruff check --no-cache $(PYTHON_FOLDERS)
 	@$(if $(C_FILES),$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES))
 	@$(VENV)/bin/lint-imports --no-cache
 	@$(VENV)/bin/basedpyright

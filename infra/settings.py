@@ -23,9 +23,10 @@ from proxy_runtime.errors import ErgoError
 from proxy_runtime.home import ergo_home
 
 if TYPE_CHECKING:
-    from proxy_runtime.storage.fleet import FleetStore
     from temporalio.client import Client
     from temporalio.envconfig import ClientConnectConfig
+
+    from proxy_runtime.storage.fleet import FleetStore
 
 SECRET_BYTES = 32
 STOPPING = "stopping"
