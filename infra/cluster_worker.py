@@ -22,6 +22,7 @@ from activities.snapshots import Snapshots
 from events.producer import EventProducer
 from events.types import JobPhaseChanged, JobPhaseChangedData
 from infra import logs
+from infra.ends import Ends
 from infra.housekeeping import keep_house
 from infra.job_worker import workflow_runner
 from infra.observer import Observer
@@ -107,7 +108,7 @@ async def work(settings: Settings, over: asyncio.Event) -> None:
                     fleet,
                     activities.inbox(settings.cluster),
                     Snapshots(fleet, settings.cluster).newest,
-                    end_publisher(fleet, producer, settings.cluster),
+                    Ends(fleet.bucket, settings.cluster, end_publisher(fleet, producer, settings.cluster)),
                 )
                 _log.info("works", queue=CLUSTER_TASK_QUEUE, cluster=settings.cluster)
                 await _until(over, cluster_worker(client, activities), observer, fleet)

@@ -20,6 +20,7 @@ from temporalio.service import RPCError
 
 from activities.fates import TemporalFates
 from activities.inbox import Inbox
+from infra.ends import Ends
 from infra.node_watch import NodeWatch
 from model.control import TELL_AGAIN, Directive, JobClosed, JobNotice, NodeNotice
 from model.errors import ModelError
@@ -59,18 +60,16 @@ class Observer:
 
     Attributes:
         state: reads the scheduler's newest snapshot; blocking.
-        ended: called with the last notice of a job whose workflow was ended from outside and how; it tells the world,
-            is repeated until it succeeds, and must take that. Blocking.
+        ends: of jobs whose workflows were ended from outside, to be told to the world.
     """
 
     client: Client
     store: NodeStore
     inbox: Inbox
     state: Callable[[], ClusterState | None]
-    ended: Callable[[JobNotice, str], None]
+    ends: Ends
     clock: Callable[[], float] = time.monotonic
     _watch: NodeWatch = field(init=False)
-    _unpublished: dict[str, tuple[JobNotice, str]] = field(default_factory=dict[str, tuple[JobNotice, str]])
     _strangers: dict[JobId, int] = field(default_factory=dict[JobId, int])
 
     def __post_init__(self) -> None:
@@ -113,7 +112,7 @@ class Observer:
 
     async def look_at_closed(self) -> None:
         """Jobs whose workflows have closed lately and which the scheduler takes for alive."""
-        await self._publish_ends()
+        await asyncio.to_thread(self.ends.publish_all)
         since = (datetime.now(UTC) - _OVERLAP).isoformat()
         query = f"WorkflowType = '{JOB_WORKFLOW}' AND ExecutionStatus != 'Running' AND CloseTime > '{since}'"
         closed = {found.id async for found in self.client.list_workflows(query)}
@@ -145,18 +144,9 @@ class Observer:
         _log.warning("a job's workflow is closed", job=str(notice.job), how=how)
         if how in ("terminated", "timed out"):
             # All other ends the workflow has told itself.
-            self._unpublished[notice.workflow_run] = (notice, how)
-        await self._publish_ends()
+            await asyncio.to_thread(self.ends.add, notice, how)
+        await asyncio.to_thread(self.ends.publish_all)
         await self.inbox.tell(JobClosed(notice.job, notice.workflow_run, how))
-
-    async def _publish_ends(self) -> None:
-        for run, (notice, how) in list(self._unpublished.items()):
-            try:
-                await asyncio.to_thread(self.ended, notice, how)
-            except (ErgoError, ModelError) as error:
-                _log.error("the end of a job is not published yet", job=str(notice.job), error=str(error))
-            else:
-                self._unpublished.pop(run, None)
 
     async def _ask(self, job: JobId) -> None:
         """A job that the scheduler does not know tells its notice again."""
