@@ -13,7 +13,7 @@ from tests.fleet.harness import ROOT, digests, job_directory, require_whole
 pytestmark = pytest.mark.slow
 
 RANKS = 2
-GPT = ("--steps", "500", "--d-model", "64", "--layers", "2", "--sync-every", "1", "--log-every", "0")
+GPT = ("--steps", "1500", "--d-model", "64", "--layers", "2", "--sync-every", "1", "--log-every", "0")
 SUBMIT = ("--tier", "basic", "--ranks", str(RANKS), "--checkpoint-every", "5")
 
 
