@@ -8,8 +8,6 @@ It may be killed at any moment and started again; a second one beside it does no
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -21,18 +19,16 @@ from activities.cluster import ClusterActivities
 from activities.snapshots import Snapshots
 from events.producer import EventProducer
 from events.types import JobPhaseChanged, JobPhaseChangedData
-from infra import logs
 from infra.ends import Ends
 from infra.housekeeping import keep_house
 from infra.job_worker import workflow_runner
 from infra.observer import Observer
 from infra.settings import Settings
+from infra.working import run, until_over
 from model.control import JobNotice, OpenJobInput
-from model.errors import ModelError
 from model.ids import EventId, Sequence
 from model.job_state import JobPhase
 from model.names import CLUSTER_TASK_QUEUE
-from proxy_runtime.errors import ErgoError
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -111,43 +107,19 @@ async def work(settings: Settings, over: asyncio.Event) -> None:
                     Ends(fleet.bucket, settings.cluster, end_publisher(fleet, producer, settings.cluster)),
                 )
                 _log.info("works", queue=CLUSTER_TASK_QUEUE, cluster=settings.cluster)
-                await _until(over, cluster_worker(client, activities), observer, fleet)
+                worker = cluster_worker(client, activities)
+                observing, sweeping = asyncio.create_task(observer.run()), asyncio.create_task(keep_house(fleet))
+                try:
+                    await until_over(over, worker, observing)
+                finally:
+                    sweeping.cancel()
     finally:
         producer.close()
 
 
-async def _until(over: asyncio.Event, worker: Worker, observer: Observer, fleet: FleetStore) -> None:
-    working = asyncio.create_task(worker.run())
-    observing = asyncio.create_task(observer.run())
-    sweeping = asyncio.create_task(keep_house(fleet))
-    ending = asyncio.create_task(over.wait())
-    done, _ = await asyncio.wait((working, observing, ending), return_when=asyncio.FIRST_COMPLETED)
-    for task in (ending, observing, sweeping):
-        task.cancel()
-    await asyncio.gather(observing, sweeping, return_exceptions=True)
-    if working not in done:
-        await worker.shutdown()
-    await working
-    if observing in done:
-        observing.result()
-
-
 def main() -> int:
-    """Entry point; errors are one sentence on stderr."""
-    logs.configure("cluster-worker")
-
-    async def run() -> None:
-        over = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, over.set)
-        await work(Settings.load(), over)
-
-    try:
-        asyncio.run(run())
-    except (ErgoError, ModelError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+    """Entry point."""
+    return run("cluster-worker", work)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,13 @@ class FleetFile(BaseModel):
         """Names of the node agents that this fleet runs itself."""
         return tuple(f"node-{index}" for index in range(1, self.nodes + 1))
 
+    def workflow_url(self, job: str | None = None) -> str:
+        """Where a browser shows a job's workflow, or all; empty where nobody has said where the UI is."""
+        if not self.temporal_ui:
+            return ""
+        workflows = f"{self.temporal_ui.rstrip('/')}/namespaces/{self.temporal_namespace}/workflows"
+        return workflows if job is None else f"{workflows}/{job}"
+
     @classmethod
     def read(cls, fleet_dir: Path) -> Self | None:
         """Reads the file of a fleet; None where there is none.

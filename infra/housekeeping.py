@@ -1,8 +1,9 @@
-"""Removes, now and then, what nobody needs any more in the fleet's store."""
+"""Chores that are done now and then; removing what nobody needs any more from the fleet's store."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -15,17 +16,25 @@ EVERY_S = 600.0
 _log = structlog.stdlib.get_logger(__name__)
 
 
-async def keep_house(fleet: FleetStore, *, every_s: float = EVERY_S, min_age_s: float = garbage.MIN_AGE_S) -> None:
-    """Sweeps the packs of every tenant that has jobs, every `every_s` seconds, until cancelled.
+async def regularly(chore: Callable[[], None], trouble: str, *, every_s: float = EVERY_S) -> None:
+    """Does a blocking chore every `every_s` seconds, until cancelled. One that fails is logged, and due the next time.
 
-    A store that does not answer is tried again the next time. Several who do this at once do no harm.
+    Args:
+        chore: raises `ErgoError` where it cannot be done now.
+        trouble: what the log then says.
+        every_s: seconds before each.
     """
     while True:
         await asyncio.sleep(every_s)
         try:
-            await asyncio.to_thread(sweep, fleet, min_age_s)
+            await asyncio.to_thread(chore)
         except ErgoError as error:
-            _log.warning("the store could not be swept", code=error.code, error=str(error))
+            _log.warning(trouble, code=error.code, error=str(error))
+
+
+async def keep_house(fleet: FleetStore, *, every_s: float = EVERY_S, min_age_s: float = garbage.MIN_AGE_S) -> None:
+    """Sweeps the packs of every tenant that has jobs, until cancelled. Several who do this at once do no harm."""
+    await regularly(lambda: sweep(fleet, min_age_s), "the store could not be swept", every_s=every_s)
 
 
 def sweep(fleet: FleetStore, min_age_s: float = garbage.MIN_AGE_S) -> None:

@@ -8,8 +8,6 @@ Any number of them may run; each may be killed at any moment.
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -20,12 +18,10 @@ import structlog
 from activities.fates import TemporalFates
 from activities.job import JobActivities
 from events.producer import EventProducer
-from infra import logs
 from infra.settings import Settings
 from infra.temporal import SEARCH_ATTRIBUTES
-from model.errors import ModelError
+from infra.working import run, until_over
 from model.names import JOB_TASK_QUEUE
-from proxy_runtime.errors import ErgoError
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -131,41 +127,16 @@ async def work(settings: Settings, over: asyncio.Event) -> None:
                     with ThreadPoolExecutor(_THREADS, thread_name_prefix="activity") as executor:
                         worker = job_worker(client, activities, executor)
                         _log.info("works", queue=JOB_TASK_QUEUE, cluster=settings.cluster)
-                        await _until(over, worker)
+                        await until_over(over, worker)
                 finally:
                     watching.cancel()
     finally:
         producer.close()
 
 
-async def _until(over: asyncio.Event, worker: Worker) -> None:
-    running = asyncio.create_task(worker.run())
-    ending = asyncio.create_task(over.wait())
-    await asyncio.wait((running, ending), return_when=asyncio.FIRST_COMPLETED)
-    ending.cancel()
-    if running.done():
-        running.result()
-        return
-    await worker.shutdown()
-    await running
-
-
 def main() -> int:
-    """Entry point; errors are one sentence on stderr."""
-    logs.configure("job-worker")
-
-    async def run() -> None:
-        over = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, over.set)
-        await work(Settings.load(), over)
-
-    try:
-        asyncio.run(run())
-    except (ErgoError, ModelError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+    """Entry point."""
+    return run("job-worker", work)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import structlog
 from activities.fates import TemporalFates
 from activities.node import NodeActivities
 from infra import logs
+from infra.housekeeping import regularly
 from infra.node_setup import end_parts, node_record
 from infra.settings import FleetDownError, Settings
 from model.errors import ModelError
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 SUPERSEDED = 3
 ORPHAN_S = 10.0
-_TIDY_S = 600.0
 _LOOK_S = 2.0
 _WORK_ENDS_S = 15.0  # more than the worker's own patience; what hangs then ends with the process
 _THREADS = 128  # activities at one time: an `attend` for each part, and the short calls
@@ -162,6 +162,9 @@ class NodeAgent:
     async def _work_with(self, client: Client, record: NodeRecord, runtime: LocalNodeRuntime) -> None:
         from temporalio.worker import Worker
 
+        def tidy() -> None:
+            runtime.storage.tidy({part.job for part in runtime.parts.all()})
+
         fates = TemporalFates(client)
         activities = NodeActivities(runtime, fates, runtime.transferred)
         with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="activity") as executor:
@@ -179,7 +182,7 @@ class NodeAgent:
             async with asyncio.TaskGroup() as group:
                 group.create_task(worker.run())
                 group.create_task(self._end_orphans(fates, runtime))
-                group.create_task(_tidy(runtime))
+                group.create_task(regularly(tidy, "the chunk store was not tidied"))
 
     async def _end_orphans(self, fates: TemporalFates, runtime: LocalNodeRuntime) -> None:
         """Parts that nobody attends: their workflow may have been closed while the agent was away."""
@@ -197,16 +200,6 @@ class NodeAgent:
                     await asyncio.to_thread(runtime.stop, stop)
                 except ErgoError as error:
                     _log.error("an orphan is not ended", job=str(part.job), error=str(error))
-
-
-async def _tidy(runtime: LocalNodeRuntime) -> None:
-    """The node's chunk store keeps what its jobs may need soon, and no more."""
-    while True:
-        await asyncio.sleep(_TIDY_S)
-        try:
-            await asyncio.to_thread(runtime.storage.tidy, {part.job for part in runtime.parts.all()})
-        except ErgoError as error:
-            _log.warning("the chunk store was not tidied", error=str(error))
 
 
 def main(arguments: list[str] | None = None) -> int:

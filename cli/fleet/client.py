@@ -124,10 +124,7 @@ class Fleet:
     def ui(self, job: str | None = None) -> str:
         """Where a browser shows the job's workflow; empty where nobody has said where the UI is."""
         file = self.settings.fleet_file()
-        if file is None or not file.temporal_ui:
-            return ""
-        workflows = f"{file.temporal_ui.rstrip('/')}/namespaces/{file.temporal_namespace}/workflows"
-        return workflows if job is None else f"{workflows}/{job}"
+        return "" if file is None else file.workflow_url(job)
 
     async def served(self, task_queue: str = JOB_TASK_QUEUE) -> bool:
         """Whether a worker polls a queue, or has in the last minutes; True where the server does not tell."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ class Committer:
         else:
             self.fleet.commit_checkpoint(record.job, record.epoch, manifest.root, step)
         clock.lap("commit")
-        self._retain()
+        # The job may stand still for this commit, and whoever reads the store can hold up its cleaning.
+        threading.Thread(target=self._retain, name="retain", daemon=True).start()
         refs = [ref for rank in manifest.ranks for ref in (rank.process, rank.device)] + [manifest.volume]
         return CheckpointResult(
             checkpoint=manifest.root,

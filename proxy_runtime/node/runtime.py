@@ -12,9 +12,9 @@ from pathlib import Path
 
 import structlog
 
-from model.ids import Epoch, JobId, NodeId, Step
+from model.ids import CheckpointId, Epoch, JobId, NodeId, Step
 from model.job_spec import JobSpec
-from model.manifest import NumericsClass
+from model.manifest import Manifest, NumericsClass
 from model.placement import Placement
 from model.records import JobOnNode, NodeDevice
 from model.runtime import (
@@ -286,22 +286,15 @@ class LocalNodeRuntime:
 
     def _make_ready(self, request: TransferInput, spec: JobSpec, placement: Placement) -> None:
         """All of a restore that does not need its checkpoint: the zygote imports torch while the job still runs."""
-        launch.require_devices(self._profile, placement)
-        manifest = self.storage.manifest(spec.tenant, request.job, request.checkpoint)
-        made = launch.require_fitting(manifest, self.numerics)
-        record = launch.restored_record(request.epoch, spec, placement, manifest, self._first_run(request.job))
-        with self._ended_on_error(self._placed(record, record.env, made)) as part:
+        part, _ = self._to_restore(request.job, request.epoch, spec, placement, request.checkpoint)
+        with self._ended_on_error(part):
             self._connect(part, placement, fresh=False, deadline_s=request.deadline_s)
 
     def _restore(self, request: RestoreInput) -> RestoreResult:
         clock = Clock()
         job, epoch, spec = request.job, request.epoch, request.spec
-        launch.require_devices(self._profile, request.placement)
-        manifest = self.storage.manifest(spec.tenant, job, request.checkpoint)
-        made = launch.require_fitting(manifest, self.numerics)
-        record = launch.restored_record(epoch, spec, request.placement, manifest, self._first_run(job))
-        with self._ended_on_error(self._placed(record, record.env, made)) as part:
-            part.become(record)  # where it was made ready ahead, that was for an earlier checkpoint
+        part, manifest = self._to_restore(job, epoch, spec, request.placement, request.checkpoint)
+        with self._ended_on_error(part):
             if manifest.volume is not None:
                 tree = self.storage.store(spec.tenant).exchange.tree_bytes(manifest.volume)
                 self._ledger.put_base(job, epoch, tree)
@@ -312,6 +305,19 @@ class LocalNodeRuntime:
             part.mark_started(result.ranks)
             part.look()
         return RestoreResult(result.ranks, {**result.timings_ms, **clock.laps})
+
+    def _to_restore(
+        self, job: JobId, epoch: Epoch, spec: JobSpec, placement: Placement, checkpoint: CheckpointId
+    ) -> tuple[Part, Manifest]:
+        """The part that is to go on from a checkpoint which is here, with its shim."""
+        launch.require_devices(self._profile, placement)
+        manifest = self.storage.manifest(spec.tenant, job, checkpoint)
+        made = launch.require_fitting(manifest, self.numerics)
+        record = launch.restored_record(epoch, spec, placement, manifest, self._first_run(job))
+        part = self._placed(record, record.env, made)
+        with self._ended_on_error(part):
+            part.become(record)  # where it was made ready ahead, that was for an earlier checkpoint
+        return part, manifest
 
     def _placed(self, record: launch.PartRecord, env: dict[str, str], made: build.Build) -> Part:
         """The part with its shim, which has started nothing yet."""

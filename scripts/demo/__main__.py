@@ -71,7 +71,7 @@ async def scene(fleet: Fleet, directory: Path, figures: dict[str, Any]) -> bool:
 
     say("3. the basic job resumes, and is moved to the other node while it runs")
     await until(lambda: reached(fleet, basic, JobPhase.RUNNING), f"{basic} runs again")
-    since = await fleet.step(basic)
+    since = await fleet.step(await fleet.show(basic))
     await until(lambda: steps_done(fleet, basic, since + STEPS_BEFORE_MIGRATION), f"{basic} goes on")
     there = {device.node.name for device in (await fleet.show(basic)).placement}
     target = next(name for name in await fleet.node_names() if name not in there)
@@ -123,8 +123,9 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
 
 async def steps_done(fleet: Fleet, job: str, steps: int) -> bool:
     """Whether the job has come to this step; a job that ends before has not waited for the scene."""
-    await running(await fleet.show(job))
-    return await fleet.step(job) >= steps
+    view = await fleet.show(job)
+    await running(view)
+    return await fleet.step(view) >= steps
 
 
 async def reached(fleet: Fleet, job: str, phase: JobPhase) -> bool:

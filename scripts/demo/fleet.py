@@ -13,6 +13,7 @@ from typing import Self
 from rich.console import Console
 from temporalio.client import Client
 
+from cli.fleet.overview import live_step
 from infra.settings import Settings
 from model.control import JobView
 from model.names import Query
@@ -80,12 +81,10 @@ class Fleet:
         """The job as its workflow sees it."""
         return await self._client.get_workflow_handle(job).query(Query.SHOW, result_type=JobView)
 
-    async def step(self, job: str) -> int:
+    async def step(self, view: JobView) -> int:
         """The step that its nodes have told with their last lease; 0 where none has it."""
         nodes = await asyncio.to_thread(self._store.nodes)
-        parts = [part for node in nodes for part in node.jobs if part.job == job]
-        newest = max((part.epoch for part in parts), default=0)
-        return min((int(part.step) for part in parts if part.epoch == newest), default=0)
+        return int(live_step(view.id, view.epoch, nodes) or 0)
 
     async def node_names(self) -> list[str]:
         """Names of the nodes."""
@@ -94,9 +93,7 @@ class Fleet:
     def ui_address(self, job: str | None = None) -> str:
         """Where the Temporal UI shows the workflow, or all of them."""
         file = self._settings.fleet_file()
-        assert file is not None
-        workflows = f"{file.temporal_ui}/namespaces/{file.temporal_namespace}/workflows"
-        return f"{workflows}/{job}" if job else workflows
+        return "" if file is None else file.workflow_url(job)
 
 
 def _env(directory: Path) -> dict[str, str]:

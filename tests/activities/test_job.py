@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,31 +11,17 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.job import JobActivities
 from events.envelope import to_json
-from events.types import Event, JobPhaseChanged, JobPhaseChangedData
+from events.types import JobPhaseChanged, JobPhaseChangedData
 from model.control import AdvanceHeadInput, AllocateEpochInput, OpenJobInput, PublishInput
 from model.ids import Epoch, EventId, Generation, JobId, NodeId, Step, TenantId
 from model.ids import Sequence as Number
 from model.job_state import JobPhase
-from proxy_runtime.errors import ErgoError
 from proxy_runtime.storage.blobs import Bucket
 from proxy_runtime.storage.fleet import FleetStore
+from tests.workflows.job.fleet import Sink
 
 JOB, TENANT = JobId("a-job"), TenantId("default")
 NODE = NodeId("node-1", 1)
-
-
-class Sink:
-    """Takes events, or does not."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.down = False
-
-    def publish(self, events: Sequence[Event]) -> int:
-        if self.down:
-            raise ErgoError("Kafka does not answer.", code="events.unreachable")
-        self.events += events
-        return len(events)
 
 
 @pytest.fixture

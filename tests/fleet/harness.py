@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -171,6 +171,29 @@ def job_directory(path: Path, *scripts: str) -> Path:
     for script in (*scripts, "_report.py"):
         shutil.copy(EXAMPLES / script, path)
     return path
+
+
+def submit_gpt(fleet: LocalFleet, tmp_path: Path, name: str, options: Sequence[str], script: Sequence[str]) -> str:
+    """Submits the character GPT from a directory of its own, with these options of `ergo submit` and of the script."""
+    directory = job_directory(tmp_path / name, "char_gpt.py")
+    return fleet.submit(directory, *options, "--name", name, "char_gpt.py", *script, "--out", "results")
+
+
+def require_right(
+    fleet: LocalFleet,
+    job: str,
+    tmp_path: Path,
+    untouched: Callable[..., dict[str, str]],
+    ranks: int,
+    script: Sequence[str],
+) -> JobView:
+    """The GPT job completes with the bits of the untouched run, and all of its events are told."""
+    view = fleet.until_phase(job, JobPhase.COMPLETED)
+    fleet.ergo("download", job, "results", str(tmp_path / "results"))
+    assert digests(tmp_path / "results", ranks) == untouched("char_gpt.py", ranks, *script)
+    fleet.until(lambda: fleet.show(job).unpublished_events == 0, "all events are published")
+    require_whole(fleet.events(job))
+    return view
 
 
 def digests(directory: Path, ranks: int) -> dict[str, str]:

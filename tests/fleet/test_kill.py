@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from model.job_state import JobPhase
-from tests.fleet.harness import ROOT, digests, job_directory, require_whole
+from tests.fleet.harness import ROOT, require_right, submit_gpt
 
 pytestmark = pytest.mark.slow
 
@@ -18,17 +17,7 @@ SUBMIT = ("--tier", "basic", "--ranks", str(RANKS), "--checkpoint-every", "5")
 
 
 def submit(fleet, tmp_path, name):
-    directory = job_directory(tmp_path / name, "char_gpt.py")
-    return fleet.submit(directory, *SUBMIT, "--name", name, "char_gpt.py", *GPT, "--out", "results")
-
-
-def require_right(fleet, job, tmp_path, untouched):
-    view = fleet.until_phase(job, JobPhase.COMPLETED)
-    fleet.ergo("download", job, "results", str(tmp_path / "results"))
-    assert digests(tmp_path / "results", RANKS) == untouched("char_gpt.py", RANKS, *GPT)
-    fleet.until(lambda: fleet.show(job).unpublished_events == 0, "all events are published")
-    require_whole(fleet.events(job))
-    return view
+    return submit_gpt(fleet, tmp_path, name, SUBMIT, GPT)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +31,7 @@ def test_a_part_of_the_fleet_is_killed(fleet, tmp_path, untouched, module):
     fleet.until_step(job, at + 50)
     fleet.ergo("preempt", job, "--wait")
     fleet.ergo("resume", job)
-    view = require_right(fleet, job, tmp_path, untouched)
+    view = require_right(fleet, job, tmp_path, untouched, RANKS, GPT)
     assert view.recoveries == 0, "the job itself was not to notice"
 
 
@@ -64,7 +53,7 @@ def test_a_node_whose_processes_are_all_killed_and_stays_away(fleet, tmp_path, u
         agent.kill()
         for process in fleet.processes(str(directory)):
             process.kill()
-        view = require_right(fleet, job, tmp_path, untouched)
+        view = require_right(fleet, job, tmp_path, untouched, RANKS, GPT)
         assert view.recoveries == 1
         assert all(device.node.name != "node-3" for device in view.transitions[-2].devices)
     finally:
@@ -77,7 +66,7 @@ def test_all_processes_of_a_job_on_a_node_are_killed(fleet, tmp_path, untouched)
     fleet.until(lambda: fleet.show(job).checkpoints, "a checkpoint is committed")
     for process in fleet.processes("proxy_runtime.shim"):
         process.kill()
-    assert require_right(fleet, job, tmp_path, untouched).recoveries == 1
+    assert require_right(fleet, job, tmp_path, untouched, RANKS, GPT).recoveries == 1
 
 
 def test_every_workflow_continues_as_new_under_a_running_job(fleet, tmp_path, untouched):
@@ -100,5 +89,5 @@ def test_every_workflow_continues_as_new_under_a_running_job(fleet, tmp_path, un
     fleet.until_step(job, at + 20)
     fleet.ergo("preempt", job, "--wait")
     fleet.ergo("resume", job)
-    view = require_right(fleet, job, tmp_path, untouched)
+    view = require_right(fleet, job, tmp_path, untouched, RANKS, GPT)
     assert (view.recoveries, view.preemptions) == (0, 1)

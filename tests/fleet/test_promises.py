@@ -13,7 +13,7 @@ import pytest
 from events.consumer import EventReader
 from model.ids import JobId
 from model.job_state import JobPhase
-from tests.fleet.harness import LocalFleet, digests, job_directory, require_whole
+from tests.fleet.harness import LocalFleet, job_directory, require_right, submit_gpt
 from tests.fleet.torture import GPT, SHORT, Torture
 
 pytestmark = pytest.mark.slow
@@ -30,17 +30,7 @@ def torture(fleet, tmp_path, untouched):
 
 
 def submit(fleet, tmp_path, name, *options):
-    directory = job_directory(tmp_path / name, "char_gpt.py")
-    return fleet.submit(directory, *(options or SUBMIT), "--name", name, "char_gpt.py", *GPT, "--out", "results")
-
-
-def require_right(fleet, job, tmp_path, untouched, ranks=RANKS):
-    view = fleet.until_phase(job, JobPhase.COMPLETED)
-    fleet.ergo("download", job, "results", str(tmp_path / "results"))
-    assert digests(tmp_path / "results", ranks) == untouched("char_gpt.py", ranks, *GPT)
-    fleet.until(lambda: fleet.show(job).unpublished_events == 0, "all events are published")
-    require_whole(fleet.events(job))
-    return view
+    return submit_gpt(fleet, tmp_path, name, options or SUBMIT, GPT)
 
 
 @dataclass
@@ -106,7 +96,7 @@ def test_preempted_means_that_processes_and_device_memory_are_gone(fleet, tmp_pa
         )
         fleet.until_phase(other, JobPhase.COMPLETED)
         fleet.until(lambda: len(witness.found) == 2, "the event of the scheduler's preemption is read")
-        require_right(fleet, job, tmp_path, untouched)
+        require_right(fleet, job, tmp_path, untouched, RANKS, GPT)
     assert len(witness.known) >= 3 * 2 * 5, "shims, zygotes, proxies, inits and ranks of three epochs on two nodes"
     assert witness.found == [[], []]
 
@@ -131,7 +121,7 @@ def test_one_of_two_shims_is_killed(fleet, tmp_path, torture, untouched):
     job = submit(fleet, tmp_path, "split")
     fleet.until(lambda: fleet.show(job).checkpoints, "a checkpoint is committed")
     torture.of_job(job, "shim")[0].kill()
-    view = require_right(fleet, job, tmp_path, untouched)
+    view = require_right(fleet, job, tmp_path, untouched, RANKS, GPT)
     assert view.recoveries == 1
     torture.require_clean(job)
 
@@ -151,6 +141,6 @@ def test_an_agent_that_was_stopped_for_longer_than_its_lease(fleet, tmp_path, to
     finally:
         agent.send_signal(signal.SIGCONT)
     fleet.until(lambda: not any(_lives(shim) for shim in old), "the old part is ended", 30)
-    view = require_right(fleet, job, tmp_path, untouched, ranks=2)
+    view = require_right(fleet, job, tmp_path, untouched, 2, GPT)
     assert view.recoveries == 1
     torture.require_clean(JobId(job))
