@@ -61,10 +61,19 @@ async def test_ps_of_a_job_whose_workflow_was_reset(ergo, job, client):
     handle = await job("char-gpt")
     await become(handle)
     described = await handle.describe()
+
+    async def first_task():
+        """A query is answered before its task is written down."""
+        events = (await handle.fetch_history()).events
+        return next((e.event_id for e in events if e.HasField("workflow_task_completed_event_attributes")), None)
+
+    async with asyncio.timeout(DEADLINE_S):
+        while (finished := await first_task()) is None:
+            await asyncio.sleep(0.05)
     request = ResetWorkflowExecutionRequest(
         namespace=client.namespace,
         workflow_execution=WorkflowExecution(workflow_id=handle.id, run_id=described.run_id),
-        workflow_task_finish_event_id=4,
+        workflow_task_finish_event_id=finished,
         request_id="a-test",
         reason="a test",
     )

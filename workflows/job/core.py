@@ -76,6 +76,7 @@ class Job:
         parts: of the current epoch.
         directives: not looked at yet, oldest first.
         requests: people's, not begun yet.
+        doing: the one that is under way.
         doomed: why the job can never start; empty where it may.
         opened: this run of the workflow has its generation.
         cancel: why the job is to be cancelled; empty where it is not.
@@ -91,6 +92,7 @@ class Job:
     parts: dict[NodeId, Part] = field(default_factory=dict[NodeId, Part])
     directives: list[Directive] = field(default_factory=list[Directive])
     requests: list[Request] = field(default_factory=list[Request])
+    doing: Request | None = None
     moving: Request | None = None
     cancel: str = ""
     reopen: str = ""

@@ -198,6 +198,7 @@ async def _directed(job: Job, directive: Directive) -> None:
 async def _requested(job: Job, request: Request) -> None:
     state = job.state
     why = request.reason or "A person asked for it."
+    job.doing = request
     try:
         if refused := refusal(state.outbox, workflow.now()):
             raise OperationFailed(refused, code="job.backlog")
@@ -220,6 +221,7 @@ async def _requested(job: Job, request: Request) -> None:
     else:
         request.result = OperationResult(state.phase, message, state.checkpoint)
     finally:
+        job.doing = None
         if not request.over:
             refuse(request, "It was not done, because of an error; the worker's log has it.")
 

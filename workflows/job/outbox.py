@@ -47,10 +47,21 @@ def append(outbox: Outbox, data: BaseModel, *, now: datetime, epoch: Epoch) -> N
 
 
 def next_batch(
-    outbox: Outbox, *, job: JobId, tenant: TenantId, first_run: str, generation: Generation, cluster: str
+    outbox: Outbox, *, job: JobId, tenant: TenantId, first_run: str, generation: Generation, cluster: str, now_at: int
 ) -> tuple[str, ...]:
-    """The events to publish now: those that may be under way already, or the next ones, numbered."""
+    """The events to publish now: those that may be under way already, or the next ones, numbered.
+
+    Args:
+        outbox: of the job.
+        job: the subject.
+        tenant: whose it is.
+        first_run: of the job's chain of runs.
+        generation: that this run holds.
+        cluster: the source.
+        now_at: length of the workflow's history, which tells one task from another.
+    """
     if not outbox.batch:
+        outbox.numbered_at = now_at
         drafts, outbox.drafts = outbox.drafts[:BATCH], outbox.drafts[BATCH:]
         for draft in drafts:
             event_id = EventId(job, first_run, generation, Sequence(outbox.seq + 1))

@@ -88,6 +88,7 @@ async def reopen(job: Job) -> None:
     workflow.logger.warning("job %s: %s", state.job, why)
     truth = await _opened(job)
     job.reopen = ""
+    job.directives.clear()  # decided about another run; the scheduler is told how the job stands, and decides anew
     _generation(job, truth.generation)
     placed: tuple[NodeId, ...] = job.nodes
     epoch = max(truth.epoch, state.epoch)

@@ -39,11 +39,13 @@ class Outbox(_Carried):
         drafts: without an id, oldest first: each the JSON of an event's type, time, epoch and data.
         batch: with an id, handed to the publisher: what a broker may have seen keeps its id for ever.
         seq: the last number given in the generation.
+        numbered_at: length of the history when the batch got its ids.
     """
 
     drafts: list[str] = field(default_factory=list[str])
     batch: list[str] = field(default_factory=list[str])
     seq: int = 0
+    numbered_at: int = 0
     oldest: datetime | None = None
 
     @property

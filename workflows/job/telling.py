@@ -31,6 +31,7 @@ async def publish(job: Job) -> None:
             first_run=state.first_run,
             generation=state.generation,
             cluster=state.cluster,
+            now_at=workflow.info().get_current_history_length(),
         )
         if not events:
             continue
@@ -44,7 +45,10 @@ async def publish(job: Job) -> None:
             outbox.renumber(state.outbox)
             job.reopen = job.reopen or f"Another run of the workflow has the job: {error.message}"
         except Interrupted:
-            continue
+            if state.outbox.numbered_at == workflow.info().get_current_history_length():
+                # A reset: what was sent again is handled before the workflow hears of it, in the same task, whose
+                # calls nobody has seen. The former run may have used these ids for other events.
+                outbox.renumber(state.outbox)
         else:
             outbox.published(state.outbox, workflow.now())
             if not state.outbox.unpublished:

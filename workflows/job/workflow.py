@@ -207,8 +207,9 @@ class JobWorkflow:
     def _may_resume(self, request: Any = None) -> None:
         _read(ResumeRequest, request)
         self._not_ended()
-        state = self._job.state
-        if not state.held and not any(other.kind == "preempt" for other in self._job.requests):
+        job, state = self._job, self._job.state
+        before = [*job.requests, job.doing]
+        if not state.held and not any(other is not None and other.kind == "preempt" for other in before):
             raise _refusal(f"The job is not held by a person: it is {state.phase}. {state.waiting}".strip())
 
     @workflow.update(name=Update.CHECKPOINT.value, description="Take a checkpoint while the job runs on.")

@@ -190,7 +190,10 @@ class Handle:
             mine = [notice for notice in self.fleet.notices if notice.job == self.id]
             return mine[-1] if mine and condition(mine[-1]) else None
 
-        return await until(found, f"notice of {self.id}: {self.fleet.notices[-1:]}")
+        try:
+            return await until(found, f"notice of {self.id}")
+        except AssertionError:
+            raise AssertionError(f"no such notice of {self.id}; the last: {self.fleet.notices[-1:]}") from None
 
     async def direct(self, action: str, *devices: DeviceId, request: str = "", nodes: Sequence[NodeId] = ()) -> None:
         """What the scheduler says."""

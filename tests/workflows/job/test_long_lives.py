@@ -57,12 +57,14 @@ async def test_continue_as_new_disturbs_no_step(fleet: Fleet) -> None:
 
 
 async def _reset(client: Client, job: Handle, *, last: bool = False, task: int | None = None) -> None:
-    """As the UI does: back to a finished workflow task, the one in the middle by default."""
+    """As the UI does: back to a finished workflow task, the one in the middle by default; skips one too many."""
     description = await job.workflow.describe()
     history = await job.workflow.fetch_history()
     finished = [
         event.event_id for event in history.events if event.HasField("workflow_task_completed_event_attributes")
     ]
+    if task is not None and task >= len(finished):
+        pytest.skip(f"only {len(finished)} tasks")
     await client.workflow_service.reset_workflow_execution(
         ResetWorkflowExecutionRequest(
             namespace=client.namespace,
@@ -74,8 +76,15 @@ async def _reset(client: Client, job: Handle, *, last: bool = False, task: int |
     )
 
 
-@pytest.mark.parametrize("last", [False, True])
-async def test_a_reset_opens_the_job_again_and_doubles_no_epoch(fleet: Fleet, last: bool) -> None:
+SOME_TASKS = (0, 3, 5, 10, 15, 18, 22, 26)
+"""A job's story has some 36 tasks; at these it has been wrong before: what is sent again meets another job there."""
+
+
+@pytest.mark.parametrize(
+    "task",
+    [None, -1] + [pytest.param(n, marks=() if n in SOME_TASKS else pytest.mark.slow) for n in range(40)],
+)
+async def test_a_reset_to_any_point_opens_the_job_again_and_doubles_no_epoch(fleet: Fleet, task: int | None) -> None:
     job = await fleet.submit()
     first, second, _ = fleet.nodes
     await job.run_on(first.device(0))
@@ -87,13 +96,14 @@ async def test_a_reset_opens_the_job_again_and_doubles_no_epoch(fleet: Fleet, la
     await job.workflow.execute_update(Update.CHECKPOINT, {"wait": True})
     head = fleet.records.head(job.id)
     assert head is not None and head.epoch == 2
-    await _reset(fleet.client, job, last=last)
+    await _reset(fleet.client, job, task=task)
     job = Handle(fleet, fleet.client.get_workflow_handle(job.id))
     notice = await job.notice(lambda notice: notice.generation == 2 and notice.wants == "devices")
     assert notice.devices == ()
     await until(lambda: not second.running(job.id), "what the head named has been stopped")
     view = await job.run_on(first.device(0))
-    assert view.epoch == 3 and view.step == head.step
+    # A placement that the engine has sent again may have taken an epoch before the reset was seen.
+    assert view.epoch >= 3 and view.step == head.step
     await job.steps(first)
     await job.end(Outcome.COMPLETED)
     await job.workflow.result()
@@ -283,3 +293,19 @@ async def test_a_job_that_comes_after_another_waits_for_its_end(fleet: Fleet, co
         view = await second.phase(JobPhase.FAILED)
         assert "but is failed" in view.failure
     second.check()
+
+
+async def test_a_resume_may_follow_a_preemption_that_is_under_way(fleet: Fleet) -> None:
+    job = await fleet.submit()
+    node = fleet.nodes[0]
+    await job.run_on(node.device(0))
+    await job.steps(node)
+    fleet.troubles.want("checkpoint.write.full", "node.busy", times=2)
+    await job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=False))
+    await job.phase(JobPhase.SUSPENDING)
+    await job.workflow.execute_update(Update.RESUME)
+    await job.notice(lambda notice: notice.wants == "devices" and not notice.held)
+    await job.run_on(node.device(0))
+    await job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    job.check()

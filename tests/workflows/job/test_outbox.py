@@ -30,6 +30,7 @@ def _batch(box: Outbox, generation: int = 1) -> tuple[str, ...]:
         first_run="run",
         generation=Generation(generation),
         cluster="local",
+        now_at=10,
     )
 
 
