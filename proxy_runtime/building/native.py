@@ -144,11 +144,13 @@ class NativeBuild:
                 future.result()
 
     def _object(self, source: Path, target: Target) -> Path:
+        """Where its object file is: named by what it is made of, wherever the tree and the interpreter lie."""
         key = hashlib.sha256()
-        headers = [p for folder in (self._root / _SHARED, source.parent) for p in sorted(folder.glob("*.h*"))]
-        for part in (self._compiler.version, self._interpreter.abi, self._interpreter.torch_version, digest(headers)):
+        includes = ("-I", "-isystem", "-ffile-prefix-map")
+        flags = [flag for flag in self._command(source, target)[1:] if not flag.startswith(includes)]
+        ours = digest(_with_headers(source, self._root))
+        for part in (self._compiler.version, self._interpreter.abi, self._interpreter.torch_version, *flags, ours):
             key.update(part.encode() + b"\0")
-        key.update(" ".join(self._command(source, target)).encode() + b"\0" + source.read_bytes())
         return self._cache / f"{key.hexdigest()[:32]}.o"
 
     def _command(self, source: Path, target: Target) -> list[str]:
@@ -209,6 +211,11 @@ def no_space(where: Path) -> BuildError:
 
 def _uses_torch(source: Path, root: Path) -> bool:
     """Whether `source` or a header of ours that it includes needs the headers that are precompiled."""
+    return any(_TORCH_HEADER.search(path.read_text()) for path in _with_headers(source, root))
+
+
+def _with_headers(source: Path, root: Path) -> list[Path]:
+    """`source` and the headers of ours that it includes, at any depth, sorted."""
     seen: set[Path] = set()
     todo = [source]
     while todo:
@@ -216,12 +223,9 @@ def _uses_torch(source: Path, root: Path) -> bool:
         if path in seen or not path.is_file():
             continue
         seen.add(path)
-        text = path.read_text()
-        if _TORCH_HEADER.search(text):
-            return True
-        for name in _LOCAL_HEADER.findall(text):
-            todo += [path.parent / name, root / _SHARED / name, root / name]
-    return False
+        for name in _LOCAL_HEADER.findall(path.read_text()):
+            todo += [(folder / name).resolve() for folder in (path.parent, root / _SHARED, root, root.parent)]
+    return sorted(seen)
 
 
 def digest(paths: Iterable[Path]) -> str:
