@@ -149,7 +149,7 @@ def _step_times(text: str) -> StepTimes:
     )
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """What native and proxied runs share: a rank under Ergosphere has the same settings."""
     foreign = ("PYTHONPATH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in foreign}
@@ -163,7 +163,7 @@ def run_command(command: Sequence[str], cwd: Path, deadline_s: float) -> str:
         process = subprocess.Popen(
             command,
             cwd=cwd,
-            env=_environment(),
+            env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
