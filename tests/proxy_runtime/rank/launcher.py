@@ -10,10 +10,12 @@ import struct
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -30,6 +32,15 @@ class RankResult:
     code: int
     out: str
     err: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What runs."""
+
+    ranks: list[subprocess.Popen[str]]
+    proxies: list[subprocess.Popen[str]]
+    rings: list[int]
 
 
 @dataclass(slots=True)
@@ -67,24 +78,43 @@ class Launcher:
             python_path: what the user's own ``PYTHONPATH`` holds.
             kill_device_after_output: kill the proxies when rank 0 prints its first line.
         """
+        with self.start(script, *arguments, ranks=ranks, devices=devices, python_path=python_path) as job:
+            if kill_device_after_output:
+                assert job.ranks[0].stdout is not None
+                job.ranks[0].stdout.readline()
+                for proxy in job.proxies:
+                    proxy.kill()
+                    proxy.wait()
+                for ring in job.rings:
+                    _mark_gone(ring)
+            return self._collect(job.ranks, job.proxies, job.rings)
+
+    @contextmanager
+    def start(
+        self,
+        script: Path | str,
+        *arguments: str,
+        ranks: int = 1,
+        devices: int | None = None,
+        python_path: str = "",
+        output: Path | None = None,
+    ) -> Iterator[Job]:
+        """Starts `script` in every rank; whatever still runs at the end of the context is killed.
+
+        Args:
+            output: where ranks and proxies write, instead of into pipes and to our own errors.
+        """
         devices = ranks if devices is None else devices
         command = [str(script)] if isinstance(script, Path) else ["-c", script]
         with ExitStack() as stack:
+            target: Any = subprocess.PIPE if output is None else stack.enter_context(output.open("ab"))
             rings = [self._ring(stack, rank) for rank in range(ranks)]
-            proxies = self._start_proxies(stack, rings, devices)
+            proxies = self._start_proxies(stack, rings, devices, None if output is None else target)
             processes = [
-                self._start_rank(stack, [*command, *arguments], rank, ranks, rings[rank], python_path)
+                self._start_rank(stack, [*command, *arguments], rank, ranks, rings[rank], python_path, target)
                 for rank in range(ranks)
             ]
-            if kill_device_after_output:
-                assert processes[0].stdout is not None
-                processes[0].stdout.readline()
-                for proxy in proxies:
-                    proxy.kill()
-                    proxy.wait()
-                for ring in rings:
-                    _mark_gone(ring)
-            return self._collect(processes, proxies, rings)
+            yield Job(processes, proxies, rings)
 
     def _ring(self, stack: ExitStack, rank: int) -> int:
         descriptor = os.memfd_create(f"ring-{rank}")
@@ -93,7 +123,9 @@ class Launcher:
         os.pwrite(descriptor, struct.pack("<QIIQQQ", _MAGIC, 1, rank, self.ring_bytes, _RESPONSE_BYTES, 0), 0)
         return descriptor
 
-    def _start_proxies(self, stack: ExitStack, rings: list[int], devices: int) -> list[subprocess.Popen[str]]:
+    def _start_proxies(
+        self, stack: ExitStack, rings: list[int], devices: int, errors: Any
+    ) -> list[subprocess.Popen[str]]:
         ranks = len(rings)
         table = [rank * devices // ranks for rank in range(ranks)]
         segments: dict[tuple[int, int], int] = {}
@@ -117,6 +149,7 @@ class Launcher:
                 [sys.executable, str(HERE / "device_process.py"), str(self.device_dir), json.dumps(spec)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=errors,
                 text=True,
                 pass_fds=[fd for _, fd in mine] + [fd for _, fd in shared],
             )
@@ -128,7 +161,7 @@ class Launcher:
         return proxies
 
     def _start_rank(
-        self, stack: ExitStack, command: list[str], rank: int, ranks: int, ring: int, python_path: str
+        self, stack: ExitStack, command: list[str], rank: int, ranks: int, ring: int, python_path: str, output: Any
     ) -> subprocess.Popen[str]:
         path = f"{self.rank_dir}:{python_path}" if python_path else str(self.rank_dir)
         environment = {
@@ -149,8 +182,8 @@ class Launcher:
         process = subprocess.Popen(
             [sys.executable, *command],
             env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
             text=True,
             pass_fds=[ring],
         )

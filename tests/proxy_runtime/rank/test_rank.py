@@ -73,22 +73,3 @@ def test_training_equals_the_cpu_bit_for_bit(launcher: Launcher) -> None:
 def test_collectives(launcher: Launcher, ranks: int, devices: int) -> None:
     for rank, result in enumerate(launcher.run(SCRIPTS / "collectives.py", ranks=ranks, devices=devices)):
         assert result.code == 0, f"rank {rank}:\n{result.err}"
-
-
-# What torch computes otherwise for its CUDA type than for the CPU, whatever the device is, and what is refused.
-_EXPECTED = {("renorm", "backward", "last bits")}
-_REFUSED = {"to_sparse", "sparse_sampled_addmm", "sparse_mm_reduce"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool", "complex64"])
-def test_operators_of_torch_equal_the_cpu(launcher: Launcher, dtype: str) -> None:
-    launcher.deadline_s = 600
-    (result,) = launcher.run(SCRIPTS / "op_coverage.py", dtype, "4")
-    assert result.code == 0, result.err
-    *differences, summary = result.out.splitlines()
-    found = {tuple(line.split("\t")) for line in differences}
-    unexpected = {f for f in found - _EXPECTED if not (f[0] in _REFUSED and "NotImplementedError" in f[2])}
-    assert not unexpected
-    _, compared, _, refused = summary.split()
-    assert int(compared) > 1500 and refused == "0"

@@ -1,0 +1,135 @@
+"""Entries of op_db and foreach_op_db, in the phases that training meets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from in_rank.checking import FAILED, Case
+from in_rank.gradients import Arguments, backward, call
+from in_rank.moving import DEVICE, clones, on_device
+
+# Both are cheap to compare and seldom differ from sample to sample.
+_WRITING_SAMPLES = 8
+# Operators whose further arguments must be CPU tensors also for a CUDA tensor.
+_HOST_ARGUMENTS = {"tensor_split"}
+
+
+def seed_everything(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)
+
+
+def arguments(sample: Any) -> Arguments:
+    return sample.input, sample.args, sample.kwargs
+
+
+def first(samples: Iterable[Any], cap: int) -> Iterator[Any]:
+    return islice(samples, cap or None)
+
+
+def needs_no_device(a: Arguments) -> bool:
+    """Whether these are numbers only: the result is the host's then."""
+    leaves = tree_flatten(a)[0]
+    return not any(isinstance(v, (torch.Tensor, torch.device)) or v == "cpu" for v in leaves)
+
+
+def moved(case: Case, ours: Arguments) -> Arguments:
+    """`ours` on the device, but for what the operator wants on the host there too."""
+    if case.task.name in _HOST_ARGUMENTS:
+        return on_device(ours[0]), *ours[1:]
+    return on_device(ours)
+
+
+def differentiable(case: Case) -> bool:
+    info, dtype = case.task.info, getattr(torch, case.task.dtype)
+    return bool(info.supports_autograd) and dtype in info.supported_backward_dtypes("cpu")
+
+
+def run(case: Case, cap: int) -> None:
+    """Phases forward, backward, inplace and out, and hit: the same templates again, with other values."""
+    info, dtype = case.task.info, getattr(torch, case.task.dtype)
+    seed_everything(0)
+    wants_gradients = differentiable(case)
+    for n, sample in enumerate(first(info.sample_inputs("cpu", dtype, requires_grad=wants_gradients), cap)):
+        _fresh(case, n, sample, wants_gradients)
+    seed_everything(1)
+    for n, sample in enumerate(first(info.sample_inputs("cpu", dtype), cap)):
+        _again(case, n, arguments(sample))
+
+
+def _fresh(case: Case, n: int, sample: Any, wants_gradients: bool) -> None:
+    info, ours = case.task.info, arguments(sample)
+    theirs = _move(case, "forward", n, ours)
+    if theirs is FAILED or needs_no_device(ours):
+        return
+    wanted, got = case.check("forward", n, lambda: call(info.op, ours), lambda: call(info.op, theirs))
+    if got is FAILED:
+        return
+    if n < _WRITING_SAMPLES:
+        inplace(case, sample, n)
+        if info.supports_out:
+            _empty_out(case, n, ours, theirs, wanted)
+    if wants_gradients:
+        process = sample.output_process_fn_grad
+        case.check("backward", n, lambda: backward(wanted, ours, process), lambda: backward(got, theirs, process))
+
+
+def _again(case: Case, n: int, ours: Arguments) -> None:
+    theirs = _move(case, "hit", n, ours)
+    if theirs is not FAILED and not needs_no_device(ours):
+        case.check("hit", n, lambda: call(case.task.info.op, ours), lambda: call(case.task.info.op, theirs))
+
+
+def _move(case: Case, phase: str, n: int, ours: Arguments) -> Any:
+    case.say("move", n)
+    try:
+        return moved(case, ours)
+    except Exception as error:
+        case.fail(phase, "error", f"moving the sample: {type(error).__name__}: {error}", n)
+        return FAILED
+
+
+def inplace(case: Case, sample: Any, n: int) -> None:
+    function = case.task.info.inplace_variant
+    if function is None or sample.broadcasts_input:
+        return
+    ours = clones(arguments(sample))
+    theirs = moved(case, ours)
+
+    def both(a: Arguments) -> Any:
+        return call(function, a), a[0]
+
+    case.check("inplace", n, lambda: both(ours), lambda: both(theirs))
+
+
+def _empty_out(case: Case, n: int, ours: Arguments, theirs: Arguments, like: Any) -> None:
+    write_out(case, "out", n, ours, theirs, like, lambda t, device: torch.empty(0, dtype=t.dtype, device=device))
+
+
+def write_out(
+    case: Case,
+    phase: str,
+    n: int,
+    ours: Arguments,
+    theirs: Arguments,
+    like: Any,
+    make: Callable[[torch.Tensor, str], torch.Tensor],
+) -> None:
+    """``out=`` of tensors that `make` makes for the result `like`."""
+
+    def written(a: Arguments, device: str) -> Any:
+        out = tree_map(lambda t: make(t, device) if isinstance(t, torch.Tensor) else t, like)
+        out = tuple(out) if isinstance(out, tuple) else out
+        a = clones(a)
+        case.task.info.op(a[0], *a[1], out=out, **a[2])
+        return out
+
+    case.check(phase, n, lambda: written(ours, "cpu"), lambda: written(theirs, DEVICE))
