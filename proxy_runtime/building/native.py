@@ -127,7 +127,7 @@ class NativeBuild:
         # The longest first, so that no core waits at the end for one file.
         todo.sort(key=lambda pair: pair[0].stat().st_size, reverse=True)
         uses_torch = {s for s, t in todo if t.torch and _uses_torch(s, self._root)}
-        header = self._precompile(scratch) if len(uses_torch) >= _PRECOMPILE_FROM else None
+        header = self._precompiled(scratch, make=len(uses_torch) >= _PRECOMPILE_FROM)
         self._all(
             lambda pair=pair: self._compile(*pair, objects[pair[0]], header if pair[0] in uses_torch else None)
             for pair in todo
@@ -159,14 +159,26 @@ class NativeBuild:
         name = [f"-DTORCH_EXTENSION_NAME={target.name}"] if target.torch else []
         return [self._compiler.path, "-x", "c++" if is_cpp else "c", *flags, *name, *self._flags]
 
-    def _precompile(self, scratch: Path) -> Path:
+    def _precompiled(self, scratch: Path, *, make: bool) -> Path | None:
+        """Torch's headers, precompiled: those of an earlier build, or made where that is worth it."""
+        key = hashlib.sha256()
+        about = (self._compiler.version, self._interpreter.abi, self._interpreter.torch_version, *_CXX, _PRECOMPILED)
+        for part in about:
+            key.update(part.encode() + b"\0")
+        kept = self._cache / f"precompiled-{key.hexdigest()[:16]}.hpp"
+        ready = Path(f"{kept}.gch")
+        if ready.exists() or not make:
+            return kept if ready.exists() else None
+        started = time.monotonic()
         header = scratch / "precompiled.hpp"
         header.write_text(_PRECOMPILED)
-        started = time.monotonic()
+        kept.write_text(_PRECOMPILED)
         command = [self._compiler.path, "-x", "c++-header", *_CXX, *self._flags]
-        self._run([*command, str(header), "-o", f"{header}.gch"], "torch's headers")
+        partial = f"{kept}.{os.getpid()}.tmp"
+        self._run([*command, str(header), "-o", partial], "torch's headers")
+        Path(partial).replace(ready)
         self._report(f"precompiled torch's headers ({time.monotonic() - started:.1f} s)")
-        return header
+        return kept
 
     def _compile(self, source: Path, target: Target, out: Path, header: Path | None) -> None:
         started = time.monotonic()
