@@ -1,7 +1,10 @@
 // Operators that composites choose for CUDA tensors and that have no CPU kernel. A rank sees a CUDA device
 // also where the device is a CPU accelerator, so they arrive here. Registered for the CPU key of this process.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/mkldnn_rnn_layer_native.h>
 #include <ATen/ops/mm.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <array>
@@ -50,6 +53,24 @@ Tensor& mm_to_dtype_out(const Tensor& self, const Tensor& other, at::ScalarType 
   return out.copy_(result);
 }
 
+// The kernel asks whether gradients are enabled, which they never are here: the rank says so in `train`
+// (rank/native/cpu_device_rnn.cpp), of which the kernel makes nothing else.
+std::tuple<Tensor, Tensor, Tensor, Tensor> rnn_layer(const Tensor& input, const Tensor& w0, const Tensor& w1,
+                                                     const Tensor& w2, const Tensor& w3, const Tensor& hx,
+                                                     const Tensor& cx, bool reverse, IntArrayRef batch_sizes,
+                                                     int64_t mode, int64_t hidden_size, int64_t num_layers,
+                                                     bool has_biases, bool bidirectional, bool batch_first,
+                                                     bool train) {
+  c10::AutoGradMode gradients(train);
+  return at::native::mkldnn_rnn_layer(input, w0, w1, w2, w3, hx, cx, reverse, batch_sizes, mode, hidden_size,
+                                      num_layers, has_biases, bidirectional, batch_first, train);
+}
+
+// torch announces that a kernel is overridden; here that is the point.
+struct Silent final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
 }  // namespace
 }  // namespace ergo::device
 
@@ -62,4 +83,7 @@ TORCH_LIBRARY_IMPL(aten, CPU, library) {
   library.impl("_fused_rms_norm_backward", rms_norm_backward);
   library.impl("mm.dtype", mm_to_dtype);
   library.impl("mm.dtype_out", mm_to_dtype_out);
+  Silent silent;
+  c10::WarningUtils::WarningHandlerGuard quiet(&silent);
+  library.impl("mkldnn_rnn_layer", rnn_layer);
 }

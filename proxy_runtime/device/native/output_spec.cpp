@@ -112,7 +112,8 @@ Outputs describe_outputs(const Template& t, const torch::jit::Stack& returns, co
     const at::Tensor &was = before[i], &is = after[i];
     TORCH_CHECK_NOT_IMPLEMENTED(storage_impl(was) == storage_impl(is), t.name,
                                 " gave an argument another storage, which a proxied device does not support");
-    if (was.sizes() == is.sizes() && was.strides() == is.strides() && was.storage_offset() == is.storage_offset())
+    if (was.sizes() == is.sizes() && was.strides() == is.strides() && was.storage_offset() == is.storage_offset() &&
+        was.is_conj() == is.is_conj() && was.is_neg() == is.is_neg())
       continue;
     n_posts++;
     ExpectedOutput out;

@@ -14,7 +14,6 @@
 namespace ergo::device {
 namespace {
 
-constexpr int kMaxDimensions = 64;
 constexpr int kMaxDepth = 4;
 
 uint64_t bits(uint64_t word, int from, int count) { return (word >> from) & ((uint64_t{1} << count) - 1); }
@@ -202,7 +201,6 @@ TensorMeta parse_tensor(uint64_t header, WordReader& key, bool may_have_strides)
   if (flag(meta.flags, Conj) && !c10::isComplexType(meta.dtype))
     throw ProtocolError("a conjugated tensor that is not complex");
   size_t n = bits(header, 16, 8);
-  if (n > kMaxDimensions) throw ProtocolError("a tensor of " + std::to_string(n) + " dimensions");
   meta.sizes.reserve(n);
   for (size_t i = 0; i < n; i++) meta.sizes.push_back(checked_size(key.word()));
   meta.strides.resize(n);

@@ -19,6 +19,9 @@ using c10::TypeKind;
 // CPU tensors beyond this many bytes (index lists, mostly) are sent as storages instead of as payload.
 constexpr size_t kInlineBytes = 64 * 1024;
 
+// As many as the field of the wire format holds.
+constexpr int64_t kMaxDimensions = 255;
+
 uint64_t bits(double value) {
   uint64_t word;
   std::memcpy(&word, &value, sizeof word);
@@ -39,6 +42,9 @@ void append_bytes(std::vector<uint64_t>& words, const void* data, size_t n) {
 }
 
 uint64_t metadata_header(const c10::TensorImpl& t, Tag tag, uint64_t flags) {
+  TORCH_CHECK_NOT_IMPLEMENTED(t.dim() <= kMaxDimensions, "ergosphere: a tensor of ", t.dim(),
+                              " dimensions is not forwarded to the device proxy; reshape it to at most ",
+                              kMaxDimensions);
   return key_word(tag, uint64_t{static_cast<uint8_t>(c10::typeMetaToScalarType(t.dtype()))} |
                            (static_cast<uint64_t>(t.dim()) << 8) | (flags << 16));
 }

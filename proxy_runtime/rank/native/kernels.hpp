@@ -16,6 +16,8 @@ void register_copy_kernels(torch::Library& library);
 // cpu_device_kernels.cpp: choices that torch makes by device type and that a device of kind "cpu" must
 // make as the CPU does. `library` is the device key, `autograd` its autograd key.
 void register_cpu_device_kernels(torch::Library& library, torch::Library& autograd);
+// cpu_device_rnn.cpp: the same for LSTM, GRU and RNN.
+void register_cpu_device_rnn(torch::Library& library, torch::Library& autograd);
 
 // Reads `bytes` of a storage into host memory; waits for the device.
 void read_storage(uint64_t handle, uint64_t offset, void* destination, uint64_t bytes);

@@ -84,6 +84,9 @@ void apply_update(const ArgumentUpdate& update, const EncodedCall& call) {
   auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
   if (update.storage_bytes != storage->nbytes()) adopt_size(*storage, update.storage_bytes);
   impl->set_sizes_and_strides(update.geometry.sizes, update.geometry.strides, update.geometry.offset);
+  const at::Tensor& tensor = *call.tensors[update.argument];
+  tensor._set_conj((update.geometry.flags & Conj) != 0);
+  tensor._set_neg((update.geometry.flags & Neg) != 0);
 }
 
 }  // namespace

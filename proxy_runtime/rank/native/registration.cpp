@@ -18,9 +18,9 @@
 namespace ergo::rank {
 namespace {
 
-// Composites that are forwarded whole: fewer messages, and the device chooses their parts. The last four
+// Composites that are forwarded whole: fewer messages, and the device chooses their parts. The last five
 // launch kernels from a composite, which in a rank would be native CUDA code on memory it does not have.
-constexpr std::array<std::string_view, 26> kWholeComposites{"aten::clone",
+constexpr std::array<std::string_view, 27> kWholeComposites{"aten::clone",
                                                             "aten::convolution",
                                                             "aten::convolution_backward",
                                                             "aten::embedding",
@@ -45,7 +45,8 @@ constexpr std::array<std::string_view, 26> kWholeComposites{"aten::clone",
                                                             "aten::ldexp.Tensor",
                                                             "aten::ldexp.out",
                                                             "aten::ldexp_",
-                                                            "aten::mode.values"};
+                                                            "aten::mode.values",
+                                                            "aten::conj_physical_"};
 
 // Answered in the rank, by our kernels or by torch's (pinning is the host's business).
 constexpr std::array<std::string_view, 21> kLocal{"aten::empty.memory_format",
@@ -69,9 +70,24 @@ constexpr std::array<std::string_view, 21> kLocal{"aten::empty.memory_format",
                                                   "aten::is_pinned",
                                                   "aten::_pin_memory",
                                                   "aten::scaled_dot_product_attention"};
-constexpr std::array<std::string_view, 6> kLocalOnCpuDevice{
-    "aten::_fused_sdp_choice",     "aten::_use_cudnn_ctc_loss",  "aten::_use_cudnn_ctc_loss.Tensor",
-    "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_gru_cell", "aten::_fused_rms_norm"};
+constexpr std::array<std::string_view, 18> kLocalOnCpuDevice{"aten::_fused_sdp_choice",
+                                                             "aten::_use_cudnn_ctc_loss",
+                                                             "aten::_use_cudnn_ctc_loss.Tensor",
+                                                             "aten::_thnn_fused_lstm_cell",
+                                                             "aten::_thnn_fused_gru_cell",
+                                                             "aten::_fused_rms_norm",
+                                                             "aten::lstm.input",
+                                                             "aten::lstm.data",
+                                                             "aten::gru.input",
+                                                             "aten::gru.data",
+                                                             "aten::rnn_tanh.input",
+                                                             "aten::rnn_tanh.data",
+                                                             "aten::rnn_relu.input",
+                                                             "aten::rnn_relu.data",
+                                                             "aten::lstm_cell",
+                                                             "aten::gru_cell",
+                                                             "aten::rnn_tanh_cell",
+                                                             "aten::rnn_relu_cell"};
 
 // Collectives reach our process group by torch's own kernels.
 constexpr std::array<std::string_view, 4> kTorchsNamespaces{"c10d", "_c10d_functional", "_c10d_functional_autograd",
@@ -188,6 +204,7 @@ void register_operators(DeviceKind kind) {
       static auto* autograd =
           new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradCUDA, __FILE__, __LINE__);
       register_cpu_device_kernels(aten, *autograd);
+      register_cpu_device_rnn(aten, *autograd);
       register_cpu_autocast();
     }
   }

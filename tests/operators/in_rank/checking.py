@@ -77,7 +77,7 @@ class Case:
             got = proxied()
             found = difference(wanted, got, contents=self._contents)
         except Exception as error:
-            self.fail(phase, _kind_of(error), f"{type(error).__name__}: {error}", sample)
+            self.fail(phase, kind_of(error), f"{type(error).__name__}: {error}", sample)
             return wanted, FAILED
         finally:
             if refused_launches() != before:
@@ -105,5 +105,6 @@ def refused_launches() -> int:
     return _interposer.channel_stats()["refused"]
 
 
-def _kind_of(error: Exception) -> str:
+def kind_of(error: Exception) -> str:
+    """Whether we refuse, in words that name the operator and the way out, or something fails."""
     return "refused" if "ergosphere:" in str(error) and isinstance(error, NotImplementedError) else "error"

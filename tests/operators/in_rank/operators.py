@@ -11,7 +11,7 @@ import numpy
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from in_rank.checking import FAILED, Case
+from in_rank.checking import FAILED, Case, kind_of
 from in_rank.gradients import Arguments, backward, call
 from in_rank.moving import DEVICE, clones, on_device
 
@@ -67,7 +67,7 @@ def run(case: Case, cap: int) -> None:
 
 def _fresh(case: Case, n: int, sample: Any, wants_gradients: bool) -> None:
     info, ours = case.task.info, arguments(sample)
-    theirs = _move(case, "forward", n, ours)
+    theirs = move(case, "forward", n, ours)
     if theirs is FAILED or needs_no_device(ours):
         return
     wanted, got = case.check("forward", n, lambda: call(info.op, ours), lambda: call(info.op, theirs))
@@ -83,17 +83,18 @@ def _fresh(case: Case, n: int, sample: Any, wants_gradients: bool) -> None:
 
 
 def _again(case: Case, n: int, ours: Arguments) -> None:
-    theirs = _move(case, "hit", n, ours)
+    theirs = move(case, "hit", n, ours)
     if theirs is not FAILED and not needs_no_device(ours):
         case.check("hit", n, lambda: call(case.task.info.op, ours), lambda: call(case.task.info.op, theirs))
 
 
-def _move(case: Case, phase: str, n: int, ours: Arguments) -> Any:
+def move(case: Case, phase: str, n: int, ours: Arguments) -> Any:
+    """`ours` on the device, or `FAILED`. Before the call: some operators write what they only seem to read."""
     case.say("move", n)
     try:
         return moved(case, ours)
     except Exception as error:
-        case.fail(phase, "error", f"moving the sample: {type(error).__name__}: {error}", n)
+        case.fail(phase, kind_of(error), f"moving the sample: {type(error).__name__}: {error}", n)
         return FAILED
 
 

@@ -119,6 +119,20 @@ grown = torch.empty(0, device=device)
 grown.resize_(3).fill_(2)
 assert grown.tolist() == [2, 2, 2] and grown.data_ptr() != 0
 
+# A call may conjugate its out= tensor, which is a flag on the tensor and not in its memory.
+torch.manual_seed(0)
+lu, pivots = torch.linalg.lu_factor(torch.randn(3, 3, dtype=torch.complex64))
+given = torch.randn(4, 3, dtype=torch.complex64)
+for turn in (1, 2):
+    wanted, written = torch.empty(0, dtype=given.dtype), torch.empty(0, dtype=given.dtype, device=device)
+    torch.linalg.lu_solve(lu, pivots, turn * given, left=False, out=wanted)
+    torch.linalg.lu_solve(lu.to(device), pivots.to(device), turn * given.to(device), left=False, out=written)
+    assert wanted.is_conj() == written.is_conj() and torch.equal(written.cpu(), wanted), turn
+assert torch.equal(given.to(device).conj_physical_().cpu(), given.conj())  # its kernel is torch's composite
+
+# More dimensions than most operators take.
+assert torch.ones([1] * 70, device=device).add(1).sum().item() == 2
+
 # Streams, events and memory are torch's own interfaces.
 stream = torch.cuda.Stream()
 with torch.cuda.stream(stream):
