@@ -37,7 +37,7 @@ def ratio(name: str, times: Paired, must: Condition | None, **details: object) -
 
 
 def windows_of(window_s: float, one: Callable[[int], float], most: int = 1 << 20) -> int:
-    """How many calls of `one` fill a window; it returns the seconds that so many took, and is tried with 1, 2, 4 and so on."""
+    """How many calls of `one` fill a window. It returns the seconds that so many took; asked for 1, 2, 4 and so on."""
     count = 1
     while (took := one(count)) < window_s / 2 and count < most:
         count *= 2

@@ -136,6 +136,14 @@ def proxied(
         yield Side(processes, log, [proxy.pid for proxy in proxies])
 
 
+@contextlib.contextmanager
+def rank_of(ring: Ring, script: str, *arguments: str, scratch: Path) -> Iterator[Side]:
+    """A script of `jobs/` as the rank of a ring that somebody else serves."""
+    log = scratch / "rank.txt"
+    with contextlib.ExitStack() as stack:
+        yield Side([_start(stack, script, arguments, rank_environment(ring), log, (), ring.fd)], log)
+
+
 def start_proxies(
     stack: contextlib.ExitStack, zygote: Zygote, rings: Sequence[Ring], scratch: Path
 ) -> list[DeviceProxyClient]:
@@ -191,12 +199,12 @@ def _start(
             pass_fds=descriptors,
             start_new_session=True,
         )
-    stack.callback(_end, process)
+    stack.callback(end, process)
     os.sched_setaffinity(process.pid, cores())
     return process
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[Any]) -> None:
     """It ends with its input; if not, it is made to."""
     with contextlib.suppress(BrokenPipeError):
         _stream(process.stdin).close()
@@ -208,6 +216,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     _stream(process.stdout).close()
 
 
-def _stream(stream: IO[bytes] | None) -> IO[bytes]:
+def _stream(stream: IO[Any] | None) -> IO[Any]:
     assert stream is not None
     return stream

@@ -1,0 +1,104 @@
+"""`proxy.instructions`: instructions that our code takes for an operator, in the rank and in the proxy.
+
+Counted by callgrind, so that a regression shows whatever the machine does meanwhile. Only what happens below the named
+functions is counted, and nothing while somebody waits. The proxy's count includes the operators themselves, on 8 x 8
+tensors; for one version of torch they are always the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.harness import BenchmarkError, Condition, Context, Figure, benchmark
+from benchmarks.proxy import sides
+from benchmarks.runs import environment
+from proxy_runtime.channel.ring import Ring
+
+# Entering or leaving one of them switches the count on or off.
+_RANK = ("ergo::rank::forward_operator(*", "ergo::rank::Channel::wait_response(*")
+_RELEASE = ("ergo::rank::*::delete_storage(*",)
+_PROXY = ("ergo::device::RankServer::handle(*",)
+_SUMMARY = re.compile(r"^(?:summary|totals): (\d+)$", re.MULTILINE)
+_CALLS = 2000
+# Measured when the benchmark was written, and a tenth more: a bound for regressions, not a target of the project.
+_BOUNDS = {"add": (2600, 9000), "add_": (1600, 8000), "layer_norm": (5000, 16000)}
+
+
+@benchmark("proxy.instructions")
+def instructions(context: Context) -> Iterator[Figure]:
+    """A rank under callgrind with an ordinary proxy, and an ordinary rank with a proxy under callgrind."""
+    if shutil.which("valgrind") is None:
+        raise BenchmarkError(
+            "Instructions are counted by callgrind, and valgrind is not installed.",
+            remedy="Install it (apt-get install valgrind).",
+        )
+    for operator, (rank_bound, proxy_bound) in _BOUNDS.items():
+        context.say(f"{_CALLS} calls of {operator}, four runs under callgrind")
+        rank = (_rank(context, operator, _RANK) + _rank(context, operator, _RELEASE)) / _CALLS
+        yield Figure(f"proxy.instructions.rank.{operator}", "instructions", [rank], Condition("<=", rank_bound))
+        proxy = _proxy(context, operator) / _CALLS
+        yield Figure(f"proxy.instructions.proxy.{operator}", "instructions", [proxy], Condition("<=", proxy_bound))
+
+
+def _callgrind(out: Path, functions: tuple[str, ...]) -> list[str]:
+    toggles = [f"--toggle-collect={name}" for name in functions]
+    return ["valgrind", "--tool=callgrind", "-q", "--instr-atstart=no", f"--callgrind-out-file={out}", *toggles]
+
+
+def _begin(pid: int) -> None:
+    """Counts from here on: the import of torch would take minutes."""
+    done = subprocess.run(
+        ["callgrind_control", "--instr=on", str(pid)], capture_output=True, text=True, timeout=120, check=False
+    )
+    if done.returncode != 0:
+        raise BenchmarkError(f"callgrind cannot be switched on: {(done.stdout + done.stderr)[-300:]}")
+
+
+def _counted(out: Path) -> int:
+    found = _SUMMARY.findall(out.read_text()) if out.exists() else []
+    if not found or int(found[-1]) == 0:
+        raise BenchmarkError("callgrind counted nothing; do the functions that it looks for still have these names?")
+    return int(found[-1])
+
+
+def _rank(context: Context, operator: str, functions: tuple[str, ...]) -> int:
+    scratch = context.directory()
+    with sides.proxied("small_ops.py", scratch=scratch, prefix=_callgrind(scratch / "out", functions)) as side:
+        side.ask("timed", operator=operator, calls=1)
+        _begin(side.processes[0].pid)
+        side.ask("timed", operator=operator, calls=_CALLS)
+    return _counted(scratch / "out")
+
+
+def _proxy(context: Context, operator: str) -> int:
+    scratch, made = context.directory(), sides.runtime_build()
+    with contextlib.ExitStack() as stack:
+        ring = stack.enter_context(Ring.create(0, made.id))
+        proxy = subprocess.Popen(
+            [
+                *_callgrind(scratch / "out", _PROXY),
+                *(sys.executable, str(sides.JOBS / "bare_proxy.py"), str(made.device_dir), str(ring.fd)),
+            ],
+            env=environment() | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[ring.fd],
+            text=True,
+        )
+        stack.callback(sides.end, proxy)
+        assert proxy.stdout is not None
+        if proxy.stdout.readline() != "serving\n":
+            raise BenchmarkError("A device proxy under callgrind has not started.")
+        side = stack.enter_context(sides.rank_of(ring, "small_ops.py", scratch=scratch))
+        side.ask("timed", operator=operator, calls=1)
+        side.ask("timed", operator="item", calls=1)
+        _begin(proxy.pid)
+        side.ask("timed", operator=operator, calls=_CALLS)
+        side.ask("timed", operator="item", calls=1)
+    return _counted(scratch / "out")
