@@ -45,6 +45,9 @@ def take_channel() -> None:
     base = _map(int(number))
     _check_build(base, rank_dir)
     _preload_stubs(os.path.join(rank_dir, "stubs"))
+    from ergo_rank import lean
+
+    lean.hide_bindings()
     # The device needs torch's entry point, whatever the job's environment says about other backends.
     os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
     channel = Channel(base, kind)

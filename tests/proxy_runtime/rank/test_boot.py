@@ -72,3 +72,24 @@ def test_bad_channel_ends_the_rank(launcher: Launcher, channel: str, sentence: s
         os.close(null)
     assert done.returncode == 1 and done.stdout == ""
     assert sentence in done.stderr and done.stderr.count("\n") == 1
+
+
+_BINDINGS = """
+import sys, torch
+assert not any(name.partition(".")[0] == "cuda" for name in sys.modules), "torch has loaded cuda.bindings"
+torch.ones(1, device="cuda").sum().item()
+from cuda.bindings import driver
+assert driver.cuInit
+print("ok")
+"""
+
+
+def test_only_torch_does_without_the_cuda_bindings(launcher: Launcher) -> None:
+    (result,) = launcher.run(_BINDINGS)
+    assert (result.code, result.out) == (0, "ok\n"), result.err
+
+
+def test_bindings_that_a_script_has_imported_stay(launcher: Launcher) -> None:
+    program = "import cuda.bindings.driver as d, torch; from torch.cuda import _utils; print(_utils._cuda_bindings_driver is d)"
+    (result,) = launcher.run(program)
+    assert (result.code, result.out) == (0, "True\n"), result.err
