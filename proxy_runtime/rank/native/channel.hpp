@@ -66,6 +66,17 @@ class Channel {
 
   void synchronize();
 
+  // Runs `use` under the channel lock, and returns its answer, if nothing has been sent since the position was
+  // `position` and no error of an earlier operation waits to be raised; false otherwise.
+  template <class Use>
+  bool unless_sent_since(uint64_t position, Use&& use) {
+    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);  // whoever holds it is sending
+    if (!lock.owns_lock() || head_ != position || header_->error_flag.load() != 0) return false;
+    return use();
+  }
+  // Bytes sent so far. The channel lock is held.
+  uint64_t position() const { return head_; }
+
   // Releases a storage handle; never waits and never throws, so it may be called from any destructor.
   void release(uint64_t handle) noexcept;
 

@@ -1,12 +1,15 @@
+#include <ATen/Dispatch_v2.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/_to_copy_native.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "channel.hpp"
 #include "fallback.hpp"
 #include "kernels.hpp"
+#include "recent_read.hpp"
 #include "storage.hpp"
 
 namespace ergo::rank {
@@ -96,10 +99,16 @@ Tensor to_copy_kernel(const Tensor& self, std::optional<at::ScalarType> dtype, s
 
 at::Scalar local_scalar_kernel(const Tensor& self) {
   if (self._is_zerotensor()) return at::_local_scalar_dense(at::zeros({}, self.options().device(at::kCPU)));
-  const Tensor plain = self.resolve_conj().resolve_neg();
-  Tensor value = at::empty({}, plain.options().device(at::kCPU));
-  read_storage(handle_of(plain), byte_offset(plain), value.mutable_data_ptr(), value.itemsize());
-  return at::_local_scalar_dense(value);
+  if (self.is_conj() || self.is_neg()) return local_scalar_kernel(self.resolve_conj().resolve_neg());
+  alignas(16) std::array<char, 16> bytes{};  // of the largest dtype, complex double
+  const auto& storage = *self.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  read_element(storage, byte_offset(self), bytes.data(), self.itemsize());
+  at::Scalar result;
+  AT_DISPATCH_V2(self.scalar_type(), "_local_scalar_dense",
+                 AT_WRAP([&] { result = at::Scalar(*reinterpret_cast<const scalar_t*>(bytes.data())); }),
+                 AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX), at::kComplexHalf, at::kHalf, at::kBool, at::kBFloat16,
+                 AT_EXPAND(AT_FLOAT8_TYPES), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES));
+  return result;
 }
 
 // Storages are freed in the order of the channel, whatever stream used them.
