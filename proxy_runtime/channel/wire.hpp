@@ -24,19 +24,21 @@ enum class Tag : uint8_t {
   Bool,       // bit 8
   Float,      // payload: 1 word (double)
   ScalarInt,  // payload: 1 word (an int given for a Scalar argument)
-  ScalarBool,   // payload: 1 word (a bool given for a Scalar argument)
-  String,       // bits 8..39 length; bytes padded
-  Device,       // bit 8: 1 = cpu, 0 = the device
-  IntList,      // bits 8..39 n; n words
-  BoolList,     // bits 8..39 n; n words
-  FloatList,    // bits 8..39 n; n words in the key (double): they decide shapes (scale factors)
-  List,         // bits 8..39 n, 40..47 ListElement; n encoded values
-  Generator,    // payload: generator id
-  Complex,      // payload: 2 words
-  FloatKey,     // 1 word (double): a float that decides the shape (arange, linspace)
-  Layout,       // bits 8..15
-  DType,        // bits 8..15 (ScalarType that arrives as its own kind)
-  MemoryFormat  // bits 8..15
+  ScalarBool,    // payload: 1 word (a bool given for a Scalar argument)
+  String,        // bits 8..39 length; bytes padded
+  Device,        // bit 8: 1 = cpu, 0 = the device
+  IntList,       // bits 8..39 n; n words
+  BoolList,      // bits 8..39 n; n words
+  FloatList,     // bits 8..39 n; n words in the key (double): they decide shapes (scale factors)
+  List,          // bits 8..39 n, 40..47 ListElement; n encoded values
+  Generator,     // payload: generator id
+  Complex,       // payload: 2 words
+  FloatKey,      // 1 word (double): a float that decides the shape (arange, linspace)
+  Layout,        // bits 8..15
+  DType,         // bits 8..15 (ScalarType that arrives as its own kind)
+  MemoryFormat,  // bits 8..15
+  SparseTensor   // bits 8..15 sparse dims, 16..23 dense dims, 24 coalesced; sizes[all dims]; then two Tensor encodings,
+                 // indices and values. As an argument it comes after its two components
 };
 enum TensorFlag : uint8_t { Canonical = 1, Conj = 2, Neg = 4, WrappedNumber = 8 };
 // Canonical: offset 0 and every stride, those of size-1 dimensions too, as a fresh contiguous tensor has.
@@ -69,9 +71,11 @@ enum class FlagWord : uint8_t {
 // return := 'T' out | 'L' n out[n] | 'I' int | 'B' bool | 'D' double | 'N'
 // out := header [offset, sizes[ndim], strides[ndim]] ; header 0 = undefined tensor
 //   header bits 0..7 OutKind, 8..15 dtype, 16..23 ndim, 24..31 TensorFlag, 32..63 reference
-// post := argument index, storage bytes after the op, out     (arguments that the op resized or restrided)
+//   Sparse: header bits 24 coalesced, 32..63 sparse dims; sizes[ndim], then out of indices and of values
+// post := argument index, storage bytes after the op, out     (arguments that the op resized or restrided;
+//         of a sparse one all of its new state, after posts of its components)
 // References count the Tensor-tagged arguments of the call in order; OutKind::New counts new storages.
-enum class OutKind : uint8_t { Undefined = 0, SameAsArgument = 1, AliasOfArgument = 2, New = 3 };
+enum class OutKind : uint8_t { Undefined = 0, SameAsArgument = 1, AliasOfArgument = 2, New = 3, Sparse = 4 };
 
 // Store request bytes: u8 op, u32 key length, key, u32 value length, value, i64 number.
 // Reply: u8 ok (0: key missing), then the bytes (Get, CompareSet) or an i64 (Add, NumKeys, Check, Delete).

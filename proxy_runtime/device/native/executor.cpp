@@ -33,7 +33,7 @@ void Executor::dispatch(RankState& rank, const Template& t, CallContext& context
   if (context.handles.left() != 0 || context.payload.left() != 0)
     throw ProtocolError(t.name + ": a call with more words than its template has room for");
   if (before)
-    for (const at::Tensor& tensor : context.flat) before->push_back(tensor.alias());
+    for (const at::Tensor& tensor : context.flat) before->push_back(snapshot(tensor));
   process_.enter(rank);
   process_.apply_globals(t.globals);
   try {

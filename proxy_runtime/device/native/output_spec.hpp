@@ -12,6 +12,9 @@ struct Outputs {
   std::vector<c10::Storage> new_storages;  // by reference number
 };
 
+// The tensor as it is now: what the operator does to its metadata does not show in it.
+at::Tensor snapshot(const at::Tensor& tensor);
+
 // Classifies the results and writes the OutputSpec of wire.hpp. `before` are the arguments as they were,
 // `after` the same tensors now. Throws c10::NotImplementedError for results that cannot be described.
 Outputs describe_outputs(const Template& t, const torch::jit::Stack& returns, const FlatTensors& before,

@@ -2,6 +2,7 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/jit_type.h>
+#include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/TensorImpl.h>
 
@@ -61,7 +62,9 @@ c10::IValue parse_list(uint64_t word, WordReader& key, Convert convert) {
   return list;
 }
 
-bool is_tensor(Tag tag) { return tag == Tag::Tensor || tag == Tag::CpuTensor || tag == Tag::UndefinedTensor; }
+bool is_tensor(Tag tag) {
+  return tag == Tag::Tensor || tag == Tag::CpuTensor || tag == Tag::UndefinedTensor || tag == Tag::SparseTensor;
+}
 bool is_number(Tag tag) {
   return tag == Tag::Float || tag == Tag::FloatKey || tag == Tag::ScalarInt || tag == Tag::ScalarBool ||
          tag == Tag::Complex || tag == Tag::Int || tag == Tag::Bool;
@@ -166,6 +169,34 @@ at::Tensor cpu_tensor(const TensorMeta& meta, WordReader& payload) {
   return t;
 }
 
+Value parse_sparse(uint64_t word, WordReader& key, c10::Device device, int depth) {
+  Value value;
+  value.tag = Tag::SparseTensor;
+  value.sparse_dim = static_cast<int64_t>(bits(word, 8, 8));
+  const uint64_t n = bits(word, 8, 8) + bits(word, 16, 8);
+  if (n > kMaxDimensions || depth >= kMaxDepth)
+    throw ProtocolError("a sparse tensor of " + std::to_string(n) + " dims");
+  value.coalesced = bits(word, 24, 1) != 0;
+  for (uint64_t i = 0; i < n; i++) value.tensor.sizes.push_back(checked_size(key.word()));
+  for (int i = 0; i < 2; i++) {
+    value.children.push_back(parse_value(key, device, depth + 1));
+    if (value.children.back().tag != Tag::Tensor) throw ProtocolError("a sparse tensor without components");
+  }
+  value.tensor.dtype = value.children[1].tensor.dtype;
+  return value;
+}
+
+at::Tensor sparse_tensor(const Value& value, CallContext& call) {
+  const at::Tensor indices = materialise(value.children[0], call).toTensor();
+  const at::Tensor values = materialise(value.children[1], call).toTensor();
+  const auto dims = static_cast<int64_t>(value.tensor.sizes.size());
+  at::Tensor t = at::_sparse_coo_tensor_with_dims_and_tensors(value.sparse_dim, dims - value.sparse_dim,
+                                                              value.tensor.sizes, indices, values,
+                                                              values.options().layout(c10::kSparse), value.coalesced);
+  call.flat.push_back(t);
+  return t;
+}
+
 c10::IValue materialise_list(const Value& value, CallContext& call) {
   switch (value.element) {
     case ListElement::Tensor: {
@@ -244,6 +275,8 @@ Value parse_value(WordReader& key, c10::Device device, int depth) {
     case Tag::Tensor:
       value.tensor = parse_tensor(word, key, true);
       break;
+    case Tag::SparseTensor:
+      return parse_sparse(word, key, device, depth);
     case Tag::CpuTensor:
       value.tensor = parse_tensor(word, key, false);
       if (!value.tensor.sizes.empty()) key.word();  // the content hash only tells templates apart
@@ -323,6 +356,8 @@ c10::IValue materialise(const Value& value, CallContext& call) {
       call.flat.push_back(t);
       return t;
     }
+    case Tag::SparseTensor:
+      return sparse_tensor(value, call);
     case Tag::CpuTensor:
       return cpu_tensor(value.tensor, call.payload);
     case Tag::Float:

@@ -32,8 +32,10 @@ struct Value {
   Tag tag = Tag::None;
   ListElement element = ListElement::Other;
   c10::IValue constant;         // all that the key decides
-  TensorMeta tensor;            // Tensor, CpuTensor
-  std::vector<Value> children;  // List
+  TensorMeta tensor;            // Tensor, CpuTensor; SparseTensor: sizes
+  std::vector<Value> children;  // List; SparseTensor: indices and values
+  int64_t sparse_dim = 0;       // SparseTensor
+  bool coalesced = false;       // SparseTensor
 };
 
 // Parses one encoded value. Throws ProtocolError.
@@ -51,7 +53,7 @@ struct CallContext {
   WordReader handles;
   WordReader payload;
   c10::DispatchKeySet keys;  // of a dense tensor on the device
-  FlatTensors flat;          // the Tensor-tagged arguments, in order
+  FlatTensors flat;          // the Tensor-tagged arguments in order, sparse ones after their components
 };
 
 // Throws ProtocolError for a malformed call, c10::Error for a handle of a failed operation.

@@ -93,23 +93,40 @@ class Encoder {
   void tensor(const at::Tensor& t, bool written) {
     if (!t.defined()) return word(Tag::UndefinedTensor);
     if (t.device().type() == kDeviceType) {
+      if (t.layout() == c10::Layout::Sparse) return sparse_tensor(t);
       TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == c10::Layout::Strided, "ergosphere: ", info_.name,
                                   " got a tensor of layout ", t.layout(),
-                                  "; only strided tensors are forwarded to the device proxy");
-      encode_tensor_metadata(t, call_.key);
-      call_.handles.push_back(handle_of(t));
-      if (!call_.tensors.empty() && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte))
-        call_.has_mask = true;
-      call_.tensors.push_back(&t);
+                                  "; only strided and sparse COO tensors are forwarded to the device proxy");
+      device_tensor(t);
       return;
     }
     cpu_tensor(t, written);
   }
 
+  void device_tensor(const at::Tensor& t) {
+    encode_tensor_metadata(t, call_.key);
+    call_.handles.push_back(handle_of(t));
+    if (!call_.tensors.empty() && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte)) call_.has_mask = true;
+    call_.tensors.push_back(&t);
+  }
+
+  void sparse_tensor(const at::Tensor& t) {
+    const auto* impl = sparse_impl(t);
+    word(Tag::SparseTensor, static_cast<uint64_t>(impl->sparse_dim()) | static_cast<uint64_t>(impl->dense_dim()) << 8 |
+                                uint64_t{impl->coalesced()} << 16);
+    for (auto size : impl->sizes()) call_.key.push_back(static_cast<uint64_t>(size));
+    call_.has_sparse = true;
+    for (const at::Tensor& component : {impl->indices(), impl->values()}) {
+      call_.components.push_back(component);
+      device_tensor(call_.components.back());
+    }
+    call_.tensors.push_back(&t);
+  }
+
   void cpu_tensor(const at::Tensor& t, bool written) {
     const bool is_float = at::isFloatingType(t.scalar_type()) || at::isComplexType(t.scalar_type());
     // A number may live on the host, and so may an index; everything else is torch's own error.
-    TORCH_CHECK(t.device().is_cpu() && !written && (t.dim() == 0 || !is_float),
+    TORCH_CHECK(t.device().is_cpu() && t.layout() == c10::kStrided && !written && (t.dim() == 0 || !is_float),
                 "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and ",
                 t.device(), "! (in a call of ", info_.name, ")");
     const at::Tensor contiguous = t.contiguous();
@@ -219,7 +236,8 @@ class Encoder {
 bool must_replace(const at::Tensor& t) {
   if (!t.defined()) return false;
   if (t._is_zerotensor()) return true;
-  return t.dim() > 0 && t.device().is_cpu() && t.nbytes() > kInlineBytes && at::isIntegralType(t.scalar_type(), true);
+  return t.dim() > 0 && t.device().is_cpu() && t.layout() == c10::kStrided && t.nbytes() > kInlineBytes &&
+         at::isIntegralType(t.scalar_type(), true);
 }
 
 at::Tensor replacement(const at::Tensor& t) {

@@ -1,10 +1,12 @@
 // Writes the arguments of a call as key, payload and handles (channel/wire.hpp).
 #pragma once
 
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "op_info.hpp"
@@ -12,19 +14,28 @@
 
 namespace ergo::rank {
 
+inline at::SparseTensorImpl* sparse_impl(const at::Tensor& t) {
+  return static_cast<at::SparseTensorImpl*>(t.unsafeGetTensorImpl());
+}
+
 // A call on its way. `tensors` points into the stack the call was encoded from, in the order in which
-// output specifications refer to them: all Tensor-tagged arguments.
+// output specifications refer to them: all Tensor-tagged arguments, and sparse ones after their components.
 struct EncodedCall {
   std::vector<uint64_t> key, payload, handles;
   std::vector<const at::Tensor*> tensors;
-  bool has_mask = false;  // a bool or byte tensor is among the arguments after the first tensor
+  // Indices and values of sparse arguments: `tensors` points to these too.
+  std::deque<at::Tensor> components;
+  bool has_mask = false;    // a bool or byte tensor is among the arguments after the first tensor
+  bool has_sparse = false;  // results depend on contents: nothing about this call may be remembered
 
   void clear() {
     key.clear();
     payload.clear();
     handles.clear();
     tensors.clear();
+    components.clear();
     has_mask = false;
+    has_sparse = false;
   }
 };
 

@@ -79,7 +79,7 @@ void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   // tensor that is not contiguous) only does so before this one is filled.
   thread_local EncodedCall call;
   encode_call(info, *stack, call);
-  const bool one_off = info.one_off || (info.one_off_with_mask && call.has_mask);
+  const bool one_off = info.one_off || call.has_sparse || (info.one_off_with_mask && call.has_mask);
   const uint64_t hash = one_off ? 0 : TemplateTable::hash(info, call.key);
   uint64_t base = 0;
   if (!one_off) {
@@ -90,6 +90,7 @@ void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   const OutputSpec spec = define(info, hash, call, !one_off, base);
   push_outputs(spec, call, base, *stack, info.kinds.size());
+  call.components.clear();  // they would keep device memory alive until this thread's next call
 }
 
 }  // namespace ergo::rank

@@ -78,6 +78,7 @@ void start(uintptr_t base, const std::string& kind) {
   install_fault_handler();
   c10::SetAllocator(kDeviceType, device_allocator(), 255);
   register_operators(kind == "cpu" ? DeviceKind::Cpu : DeviceKind::Cuda);
+  register_sparse_layout();
   register_unsupported_layouts();
   watch_registrations(&on_new_operators);
 }

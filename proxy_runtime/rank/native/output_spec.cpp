@@ -7,7 +7,7 @@
 namespace ergo::rank {
 namespace {
 
-OutputTensor parse_tensor(WordReader& in, size_t n_arguments, size_t n_new) {
+OutputTensor parse_tensor(WordReader& in, size_t n_arguments, size_t n_new, bool may_be_sparse = true) {
   OutputTensor out;
   const uint64_t header = in.word();
   out.kind = static_cast<OutKind>(header & 0xff);
@@ -16,6 +16,15 @@ OutputTensor parse_tensor(WordReader& in, size_t n_arguments, size_t n_new) {
   const size_t dims = (header >> 16) & 0xff;
   out.flags = static_cast<uint8_t>((header >> 24) & 0xff);
   out.reference = static_cast<uint32_t>(header >> 32);
+  if (out.kind == OutKind::Sparse) {
+    TORCH_CHECK(may_be_sparse, "ergosphere: malformed output specification");
+    out.coalesced = (out.flags & 1) != 0;
+    out.sparse_dim = out.reference;
+    const uint64_t* sizes = in.words(dims);
+    out.sizes.assign(sizes, sizes + dims);
+    for (int i = 0; i < 2; ++i) out.components.push_back(parse_tensor(in, n_arguments, n_new, false));
+    return out;
+  }
   out.offset = static_cast<int64_t>(in.word());
   const uint64_t* sizes = in.words(dims);
   const uint64_t* strides = in.words(dims);
@@ -61,6 +70,14 @@ at::Tensor make_output(const OutputTensor& out, const EncodedCall& call, const s
   if (out.kind == OutKind::Undefined) return {};
   if (out.kind == OutKind::SameAsArgument) return *call.tensors[out.reference];
   const auto type = c10::scalarTypeToTypeMeta(out.dtype);
+  if (out.kind == OutKind::Sparse) {
+    const at::Tensor indices = make_output(out.components[0], call, storages);
+    const at::Tensor values = make_output(out.components[1], call, storages);
+    const auto dims = static_cast<int64_t>(out.sizes.size());
+    return at::_sparse_coo_tensor_with_dims_and_tensors(
+        out.sparse_dim, dims - out.sparse_dim, out.sizes, indices, values,
+        at::TensorOptions(type).layout(c10::kSparse).device(device()), out.coalesced);
+  }
   at::Tensor tensor;
   if (out.kind == OutKind::AliasOfArgument) {
     // The view constructor takes the key set literally: without the base's autograd keys the alias would be
@@ -79,14 +96,24 @@ at::Tensor make_output(const OutputTensor& out, const EncodedCall& call, const s
   return tensor;
 }
 
-void apply_update(const ArgumentUpdate& update, const EncodedCall& call) {
+void apply_update(const ArgumentUpdate& update, const EncodedCall& call, const std::vector<c10::Storage>& storages) {
+  const OutputTensor& out = update.geometry;
+  if (out.kind == OutKind::Sparse) {
+    auto* sparse = sparse_impl(*call.tensors[update.argument]);
+    const at::Tensor indices = make_output(out.components[0], call, storages);
+    const at::Tensor values = make_output(out.components[1], call, storages);
+    sparse->raw_resize_(out.sparse_dim, static_cast<int64_t>(out.sizes.size()) - out.sparse_dim, out.sizes);
+    sparse->set_indices_and_values_unsafe(indices, values);
+    sparse->set_coalesced(out.coalesced);
+    return;
+  }
   auto* impl = call.tensors[update.argument]->unsafeGetTensorImpl();
   auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
   if (update.storage_bytes != storage->nbytes()) adopt_size(*storage, update.storage_bytes);
-  impl->set_sizes_and_strides(update.geometry.sizes, update.geometry.strides, update.geometry.offset);
+  impl->set_sizes_and_strides(out.sizes, out.strides, out.offset);
   const at::Tensor& tensor = *call.tensors[update.argument];
-  tensor._set_conj((update.geometry.flags & Conj) != 0);
-  tensor._set_neg((update.geometry.flags & Neg) != 0);
+  tensor._set_conj((out.flags & Conj) != 0);
+  tensor._set_neg((out.flags & Neg) != 0);
 }
 
 }  // namespace
@@ -118,7 +145,7 @@ void push_outputs(const OutputSpec& spec, const EncodedCall& call, uint64_t base
   storages.reserve(spec.new_bytes.size());
   for (size_t i = 0; i < spec.new_bytes.size(); ++i)
     storages.push_back(make_storage(base_handle + i, spec.new_bytes[i]));
-  for (const auto& update : spec.updates) apply_update(update, call);
+  for (const auto& update : spec.updates) apply_update(update, call, storages);
   // The results are made while the arguments, to which the call points, are still on the stack.
   c10::SmallVector<c10::IValue, 4> results;
   for (const auto& value : spec.returns) {

@@ -20,6 +20,10 @@ struct OutputTensor {
   uint8_t flags = 0;  // TensorFlag
   int64_t offset = 0;
   std::vector<int64_t> sizes, strides;
+  // Sparse: indices and values.
+  std::vector<OutputTensor> components;
+  int64_t sparse_dim = 0;
+  bool coalesced = false;
 };
 
 struct OutputValue {

@@ -20,7 +20,10 @@ size_t sweep_operators(const std::unordered_set<std::string>& python_kernels);
 // defines an operator after this call.
 void watch_registrations(void (*on_new_operators)());
 
-// Raising kernels for layouts that the device proxy does not hold (sparse, quantized).
+// Forwards what operators do with the contents of sparse COO tensors.
+size_t register_sparse_layout();
+
+// Raising kernels for layouts that the device proxy does not hold (compressed sparse, quantized).
 size_t register_unsupported_layouts();
 
 }  // namespace ergo::rank

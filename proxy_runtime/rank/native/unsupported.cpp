@@ -1,4 +1,4 @@
-// Layouts whose tensors are no single strided storage. torch's native kernels for them would run CUDA
+// Compressed sparse layouts (CSR, CSC, BSR, BSC) and quantized tensors. torch's native kernels for them would run CUDA
 // code in the rank, on memory that is not there: each raises instead, by its name.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -13,8 +13,7 @@
 namespace ergo::rank {
 namespace {
 
-constexpr std::array<c10::DispatchKey, 3> kKeys{c10::DispatchKey::SparseCUDA, c10::DispatchKey::SparseCsrCUDA,
-                                                c10::DispatchKey::QuantizedCUDA};
+constexpr std::array<c10::DispatchKey, 2> kKeys{c10::DispatchKey::SparseCsrCUDA, c10::DispatchKey::QuantizedCUDA};
 
 // Only touch the component tensors, so they work as they are.
 constexpr std::array<std::string_view, 24> kMetadataOnly{"aten::_nnz",
@@ -43,9 +42,10 @@ constexpr std::array<std::string_view, 24> kMetadataOnly{"aten::_nnz",
                                                          "aten::_sparse_compressed_tensor_unsafe"};
 
 void raise_unsupported(const c10::OperatorHandle& op, torch::jit::Stack*) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "ergosphere: ", op.operator_name(),
-                              " on a sparse or quantized CUDA tensor is not forwarded to the device proxy; use a dense "
-                              "tensor (tensor.cpu().to_dense().cuda()), or do this part on the CPU");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "ergosphere: ", op.operator_name(),
+      " on a compressed sparse or quantized CUDA tensor is not forwarded to the device proxy; use "
+      "a dense or a sparse COO tensor, or do this part on the CPU");
 }
 
 bool metadata_only(std::string_view name) {
