@@ -14,13 +14,19 @@ uint64_t* put(uint64_t* at, const std::vector<uint64_t>& words) {
   return at + words.size();
 }
 
-// Sends the call by template id, if its key is known. The results are pushed by the caller.
-const Template* execute_known(const OpInfo& info, uint64_t hash, const EncodedCall& call, uint64_t& base) {
+// Sends the call by template id, if its key is known. The results are pushed by the caller. Sets `one_off` if
+// what is known is that the call must be a one-off.
+const Template* execute_known(const OpInfo& info, uint64_t hash, const EncodedCall& call, uint64_t& base,
+                              bool& one_off) {
   Channel& channel = Channel::instance();
   const size_t words = 4 + call.handles.size() + call.payload.size();
   Channel::Transaction t(channel, words);
   const Template* known = TemplateTable::instance().find(hash, info, call.key);
   if (known == nullptr) return nullptr;
+  if (known->one_off) {
+    one_off = true;
+    return nullptr;
+  }
   base = t.next_handle();
   t.take_handles(known->outputs.new_bytes.size());
   uint64_t* body = t.begin(Message::Exec, words);
@@ -32,6 +38,13 @@ const Template* execute_known(const OpInfo& info, uint64_t hash, const EncodedCa
   t.commit();
   ++channel.mutable_stats().executed;
   return known;
+}
+
+bool returns_sparse(const OutputSpec& spec) {
+  for (const auto& value : spec.returns)
+    for (const auto& tensor : value.tensors)
+      if (tensor.kind == OutKind::Sparse) return true;
+  return false;
 }
 
 // Sends the whole call and waits for its output specification. With `keep` the device and the rank
@@ -61,7 +74,7 @@ OutputSpec define(const OpInfo& info, uint64_t hash, const EncodedCall& call, bo
   OutputSpec spec = parse_output_spec(channel.response(), channel.response_length(), call.tensors.size());
   t.take_handles(spec.new_bytes.size());
   if (keep) {
-    auto made = std::make_unique<Template>(Template{table.next_id(), &info, call.key, spec});
+    auto made = std::make_unique<Template>(Template{table.next_id(), &info, call.key, spec, returns_sparse(spec)});
     table.insert(hash, std::move(made));
     ++channel.mutable_stats().defined;
   } else {
@@ -79,11 +92,11 @@ void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   // tensor that is not contiguous) only does so before this one is filled.
   thread_local EncodedCall call;
   encode_call(info, *stack, call);
-  const bool one_off = info.one_off || call.has_sparse || (info.one_off_with_mask && call.has_mask);
+  bool one_off = info.one_off || call.has_sparse || (info.one_off_with_mask && call.has_mask);
   const uint64_t hash = one_off ? 0 : TemplateTable::hash(info, call.key);
   uint64_t base = 0;
   if (!one_off) {
-    if (const Template* known = execute_known(info, hash, call, base)) {
+    if (const Template* known = execute_known(info, hash, call, base, one_off)) {
       push_outputs(known->outputs, call, base, *stack, info.kinds.size());
       return;
     }

@@ -20,7 +20,7 @@ namespace {
 
 // Composites that are forwarded whole: fewer messages, and the device chooses their parts. The last five
 // launch kernels from a composite, which in a rank would be native CUDA code on memory it does not have.
-constexpr std::array<std::string_view, 27> kWholeComposites{"aten::clone",
+constexpr std::array<std::string_view, 26> kWholeComposites{"aten::clone",
                                                             "aten::convolution",
                                                             "aten::convolution_backward",
                                                             "aten::embedding",
@@ -30,7 +30,6 @@ constexpr std::array<std::string_view, 27> kWholeComposites{"aten::clone",
                                                             "aten::masked_fill.Scalar",
                                                             "aten::masked_fill.Tensor",
                                                             "aten::native_dropout_backward",
-                                                            "aten::embedding_backward",
                                                             "aten::repeat",
                                                             "aten::stack",
                                                             "aten::cat",

@@ -18,6 +18,8 @@ struct Template {
   const OpInfo* op = nullptr;
   std::vector<uint64_t> key;
   OutputSpec outputs;
+  // It returns a sparse tensor, whose components depend on contents: every such call is a one-off.
+  bool one_off = false;
 };
 
 // Guarded by the channel lock: ids are consecutive in the order of Define messages.

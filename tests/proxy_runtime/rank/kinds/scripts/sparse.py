@@ -33,14 +33,19 @@ def random_sparse(rows: int = 5, columns: int = 7, dense: int = 0, dtype: torch.
     return torch.sparse_coo_tensor(indices, values, shape).to(DEVICE)
 
 
+def empty_sparse(*shape: int) -> torch.Tensor:
+    make: Any = torch.sparse_coo_tensor  # by size alone, which its type does not know
+    return make(shape, device=DEVICE)
+
+
 def construction() -> Iterator[Any]:
     i, v = torch.tensor([[0, 1, 1], [2, 0, 2]]), torch.tensor([3.0, 4.0, 5.0])
     yield torch.sparse_coo_tensor(i, v, device=DEVICE)
     yield torch.sparse_coo_tensor(i.to(DEVICE), v.to(DEVICE), (2, 4))
     yield torch.sparse_coo_tensor(i, v, (2, 4), device=DEVICE, dtype=torch.float64, is_coalesced=True)
     yield torch.sparse_coo_tensor(i, v, (2, 4), device=DEVICE, check_invariants=True)
-    yield torch.sparse_coo_tensor((3, 4), device=DEVICE)
-    yield torch.sparse_coo_tensor([[0, 1]], [[1.0, 2], [3, 4]], (2, 2), device=DEVICE)
+    yield empty_sparse(3, 4)
+    yield torch.sparse_coo_tensor(torch.tensor([[0, 1]]), [[1.0, 2], [3, 4]], (2, 2), device=DEVICE)
     x = random_sparse()
     yield x
     yield x.to(DEVICE), x.cpu(), x.to(torch.float64), x.clone(), x.detach()
@@ -84,9 +89,9 @@ def in_place() -> Iterator[Any]:
     yield x.coalesce().abs_(), x.zero_(), x._nnz()
     yield x.copy_(y), x, dense.add_(y), dense.add_(y, alpha=-0.25), dense.copy_(dense)
     yield y.mul_(y), y.is_coalesced(), y._coalesced_(True).is_coalesced()
-    z = torch.sparse_coo_tensor((2, 2), device=DEVICE)
+    z = empty_sparse(2, 2)
     yield z.sparse_resize_((5, 7), 2, 0), z.copy_(x), z.resize_as_(x), z.sparse_resize_and_clear_((3, 3), 2, 0)
-    out = torch.sparse_coo_tensor((5, 7), device=DEVICE)
+    out = empty_sparse(5, 7)
     yield torch.add(x, y, out=out), out, torch.sin(y, out=out), out, torch.mul(x, y, out=out), out
 
 

@@ -1,0 +1,21 @@
+"""Kinds of tensors and uses of them beyond plain operators, in a rank and on the CPU: the same digests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launcher import Launcher
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@pytest.mark.parametrize("name", ["sparse"])
+def test_equals_the_cpu(launcher: Launcher, name: str) -> None:
+    script = SCRIPTS / f"{name}.py"
+    native = subprocess.run([sys.executable, str(script), "--native"], capture_output=True, text=True, check=True)
+    (result,) = launcher.run(script)
+    assert result.code == 0, result.err
+    assert result.out.splitlines() == native.stdout.splitlines()
