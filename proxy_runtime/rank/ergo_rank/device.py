@@ -18,7 +18,7 @@ def install(channel: Channel) -> None:
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from ergo_rank import _interposer, compiling, distributed, forbidden, generators, lean, memory, storages
+    from ergo_rank import _interposer, compiling, distributed, forbidden, generators, kernels, lean, memory, storages
 
     _interposer.start(channel.base, channel.kind)
     if channel.kind == "cpu":
@@ -29,6 +29,7 @@ def install(channel: Channel) -> None:
     storages.install()
     memory.install()
     forbidden.install()
+    kernels.install(channel.kind)
     compiling.install()
     lean.install()
     distributed.install()

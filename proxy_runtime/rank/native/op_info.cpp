@@ -66,7 +66,8 @@ std::unique_ptr<OpInfo> make_info(const c10::OperatorHandle& op) {
   }
   info->one_off = op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output) ||
                   (!schema.returns().empty() && !returns_tensors(schema)) || contains(kShapeFromContents, info->name) ||
-                  schema.name().rfind("aten::_to_sparse", 0) == 0;  // how many values are not zero
+                  schema.name().rfind("aten::_to_sparse", 0) == 0 ||
+                  schema.name() == "aten::_validate_sparse_coo_tensor_args";  // how many values are not zero
   // The choice of an attention kernel depends on metadata only.
   if (schema.name() == "aten::_fused_sdp_choice") info->one_off = false;
   info->one_off_with_mask = schema.name() == "aten::index" || schema.name() == "aten::_unsafe_index";

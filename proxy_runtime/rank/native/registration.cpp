@@ -20,7 +20,8 @@ namespace {
 
 // Composites that are forwarded whole: fewer messages, and the device chooses their parts. The last five
 // launch kernels from a composite, which in a rank would be native CUDA code on memory it does not have.
-constexpr std::array<std::string_view, 26> kWholeComposites{"aten::clone",
+constexpr std::array<std::string_view, 27> kWholeComposites{"aten::clone",
+                                                            "aten::_validate_sparse_coo_tensor_args",
                                                             "aten::convolution",
                                                             "aten::convolution_backward",
                                                             "aten::embedding",
