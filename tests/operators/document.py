@@ -35,8 +35,8 @@ What differs is in `tests/operators/expected.tsv`, by entry, dtype and phase, wi
 _KINDS = """\
 Kinds: *tolerance*: another kernel by design, within 64 units of the last place at the largest value; *refused*: an
 error that names the operator and the way out; *error*, *error_type*, *error_text*: an error that the CPU does not
-raise, or raises otherwise; *no_error*: the CPU raises one, the device does not; *strides*, *metadata*, *device*: the
-numbers are equal, how they lie in memory is not.
+raise, or raises otherwise; *no_error*: the CPU raises one, the device does not; *cpu_nan*: the CPU's result is not a
+number where the device's is one; *strides*, *metadata*, *device*: the numbers are equal, how they lie in memory is not.
 """
 
 

@@ -1,6 +1,9 @@
 // Operators that composites choose for CUDA tensors and that have no CPU kernel. A rank sees a CUDA device
 // also where the device is a CPU accelerator, so they arrive here. Registered for the CPU key of this process.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/mkldnn_rnn_layer_native.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
@@ -43,14 +46,46 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
   return result;
 }
 
-Tensor mm_to_dtype(const Tensor& self, const Tensor& other, at::ScalarType dtype) {
+// Matrix products whose result has another dtype than the operands: products of the widened operands.
+Tensor& into(Tensor& out, const Tensor& result) {
+  out.resize_(result.sizes());
+  return out.copy_(result);
+}
+
+Tensor mm_to(const Tensor& self, const Tensor& other, at::ScalarType dtype) {
   return at::mm(self.to(dtype), other.to(dtype));
 }
 
-Tensor& mm_to_dtype_out(const Tensor& self, const Tensor& other, at::ScalarType dtype, Tensor& out) {
-  Tensor result = mm_to_dtype(self, other, dtype);
-  out.resize_(result.sizes());
-  return out.copy_(result);
+Tensor& mm_to_out(const Tensor& self, const Tensor& other, at::ScalarType dtype, Tensor& out) {
+  return into(out, mm_to(self, other, dtype));
+}
+
+Tensor bmm_to(const Tensor& self, const Tensor& other, at::ScalarType dtype) {
+  return at::bmm(self.to(dtype), other.to(dtype));
+}
+
+Tensor& bmm_to_out(const Tensor& self, const Tensor& other, at::ScalarType dtype, Tensor& out) {
+  return into(out, bmm_to(self, other, dtype));
+}
+
+Tensor addmm_to(const Tensor& self, const Tensor& a, const Tensor& b, at::ScalarType dtype, const at::Scalar& beta,
+                const at::Scalar& alpha) {
+  return at::addmm(self.to(dtype), a.to(dtype), b.to(dtype), beta, alpha);
+}
+
+Tensor& addmm_to_out(const Tensor& self, const Tensor& a, const Tensor& b, at::ScalarType dtype, const at::Scalar& beta,
+                     const at::Scalar& alpha, Tensor& out) {
+  return into(out, addmm_to(self, a, b, dtype, beta, alpha));
+}
+
+Tensor baddbmm_to(const Tensor& self, const Tensor& a, const Tensor& b, at::ScalarType dtype, const at::Scalar& beta,
+                  const at::Scalar& alpha) {
+  return at::baddbmm(self.to(dtype), a.to(dtype), b.to(dtype), beta, alpha);
+}
+
+Tensor& baddbmm_to_out(const Tensor& self, const Tensor& a, const Tensor& b, at::ScalarType dtype,
+                       const at::Scalar& beta, const at::Scalar& alpha, Tensor& out) {
+  return into(out, baddbmm_to(self, a, b, dtype, beta, alpha));
 }
 
 // The kernel asks whether gradients are enabled, which they never are here: the rank says so in `train`
@@ -81,8 +116,14 @@ TORCH_LIBRARY_IMPL(aten, CPU, library) {
   library.impl("_use_miopen_ctc_loss", no_library_ctc);
   library.impl("_use_miopen_ctc_loss.Tensor", no_library_ctc_tensor);
   library.impl("_fused_rms_norm_backward", rms_norm_backward);
-  library.impl("mm.dtype", mm_to_dtype);
-  library.impl("mm.dtype_out", mm_to_dtype_out);
+  library.impl("mm.dtype", mm_to);
+  library.impl("mm.dtype_out", mm_to_out);
+  library.impl("bmm.dtype", bmm_to);
+  library.impl("bmm.dtype_out", bmm_to_out);
+  library.impl("addmm.dtype", addmm_to);
+  library.impl("addmm.dtype_out", addmm_to_out);
+  library.impl("baddbmm.dtype", baddbmm_to);
+  library.impl("baddbmm.dtype_out", baddbmm_to_out);
   Silent silent;
   c10::WarningUtils::WarningHandlerGuard quiet(&silent);
   library.impl("mkldnn_rnn_layer", rnn_layer);

@@ -50,7 +50,16 @@ void Executor::define(RankState& rank, Template& t, Call call, WordWriter& spec)
   CallContext context{rank.storages, rank.generators, call.handles, call.payload, keys_, {}};
   torch::jit::Stack stack;
   FlatTensors before;
-  dispatch(rank, t, context, stack, &before);
+  try {
+    dispatch(rank, t, context, stack, &before);
+  } catch (const c10::NotImplementedError&) {
+    // torch's words name the keys that it looked for, which the rank does not have.
+    TORCH_CHECK_NOT_IMPLEMENTED(t.op.hasComputedKernelForDispatchKey(keys_.highestPriorityTypeId()),
+                                "ergosphere: ", t.name, " has no kernel for the device of this job, which is of kind ",
+                                backend_.device().type(),
+                                "; use an operator that this kind has too, or run the job on another kind of device");
+    throw;
+  }
   Outputs outputs = describe_outputs(t, stack, before, context.flat, backend_.device(), spec);
   bind_new(rank, call.base_handle, outputs.new_storages);
   t.expected = std::move(outputs.tensors);

@@ -89,9 +89,13 @@ def _bits(x: torch.Tensor, y: torch.Tensor) -> Difference | None:
     precision = torch.finfo(x.dtype).eps
     wide = torch.complex128 if x.is_complex() else torch.float64
     x, y = x.to(wide), y.to(wide)
-    if torch.equal(x.isnan(), y.isnan()) and torch.equal(_without_nan(x), _without_nan(y)):
-        # A NaN is a NaN, whatever its payload; zeros of different signs are not the same.
-        signs = [torch.signbit(_without_nan(torch.view_as_real(t) if t.is_complex() else t)) for t in (x, y)]
+    nan, ours = x.isnan(), y.isnan()
+    if torch.equal(nan, ours):
+        x, y = _without_nan(x), _without_nan(y)  # a NaN is a NaN, whatever its payload
+    elif not (ours & ~nan).any() and torch.equal(x[~nan], y[~nan]):
+        return Difference("cpu_nan", f"{int(nan.sum())} of {x.numel()} are NaN on the CPU, {int(ours.sum())} here")
+    if torch.equal(x, y):
+        signs = [torch.signbit(torch.view_as_real(t) if t.is_complex() else t) for t in (x, y)]
         return None if torch.equal(*signs) else Difference("tolerance", "zeros of different signs")
     finite = x[torch.isfinite(x)].abs()
     scale = max(1.0, float(finite.max())) if finite.numel() else 1.0

@@ -28,7 +28,17 @@ def seed_everything(seed: int) -> None:
 
 
 def arguments(sample: Any) -> Arguments:
-    return sample.input, sample.args, sample.kwargs
+    """What a sample calls its operator with.
+
+    Some samples are views of a leaf that were made without gradients; torch forgets theirs on any device.
+    """
+
+    def own(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf and value._is_view():
+            return value.detach().requires_grad_()
+        return value
+
+    return tree_map(own, (sample.input, sample.args, sample.kwargs))
 
 
 def first(samples: Iterable[Any], cap: int) -> Iterator[Any]:
