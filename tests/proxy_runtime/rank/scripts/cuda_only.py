@@ -37,6 +37,30 @@ for ours, theirs in (
 ):
     assert torch.allclose(ours.cpu(), theirs, atol=1e-5), (ours, theirs)
 
+# Products of narrow matrices with a wide result: the CPU has no such operator, the device proxy makes one of others.
+a, b, c = (torch.randn(2, 3, 3).bfloat16() for _ in range(3))
+there = [t.cuda() for t in (a, b, c)]
+wide = [t.float() for t in (a, b, c)]
+for ours, theirs in (
+    (torch.mm(there[0][0], there[1][0], out_dtype=torch.float32), wide[0][0] @ wide[1][0]),
+    (torch.bmm(there[0], there[1], out_dtype=torch.float32), wide[0] @ wide[1]),
+    (torch.baddbmm(there[2], there[0], there[1], out_dtype=torch.float32), torch.baddbmm(wide[2], wide[0], wide[1])),
+    (
+        torch.addmm(there[2][0], there[0][0], there[1][0], out_dtype=torch.float32, beta=2),
+        torch.addmm(wide[2][0], wide[0][0], wide[1][0], beta=2),
+    ),
+):
+    assert ours.dtype == torch.float32 and torch.allclose(ours.cpu(), theirs, atol=1e-5)
+
+# What only a GPU's libraries can do says so, by name.
+try:
+    image = torch.ones(1, 1, 4, device="cuda")
+    torch.cudnn_convolution(image, image, (0,), (1,), (1,), 1, False, False, False)
+except NotImplementedError as error:
+    assert "ergosphere: aten::cudnn_convolution has no kernel for the device of this job" in str(error), error
+else:
+    raise AssertionError("cudnn ran on a CPU")
+
 # Where an allocation fails, the script hears of it, by the type and the words that it looks for, and goes on.
 try:
     torch.empty(1 << 45, device="cuda")
