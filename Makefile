@@ -22,7 +22,7 @@ C_FILES = $(shell git ls-files 'proxy_runtime/*.c' 'proxy_runtime/*.cpp' 'proxy_
 PYTHON_FOLDERS := model workflows activities proxy_runtime scheduling events infra cli scripts tests
 PYTHON_FOLDERS += $(wildcard examples benchmarks)
 
-.PHONY: help demo test test-all bench lint format docs lock clean distclean runtime dev native criu broker system
+.PHONY: help demo test test-all sanitize bench lint format docs lock clean distclean runtime dev native criu broker system
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test: dev native criu broker  ## the quick tests
 
 test-all: dev native criu broker  ## every test
 	@$(PY) -m pytest $(PYTEST)
+
+sanitize: dev  ## the torch-free native code under the address, undefined-behaviour and thread sanitizers
+	@$(PY) -m pytest tests/native tests/proxy_runtime/device/test_fabric_stress.py $(PYTEST)
 
 bench: dev native criu broker  ## benchmarks; ONLY=pattern selects by name
 	@$(PY) -m benchmarks $(ONLY)

@@ -30,6 +30,16 @@ FABRIC_SOURCES = [
         "default_kernels.cpp",
     )
 ]
+SHIMS = HERE / "shims"
+RANK_NATIVE = ROOT / "proxy_runtime" / "rank" / "native"
+# The two ends of a ring: free of torch and Python, with the shims.
+RING_SOURCES = [
+    RANK_NATIVE / "channel.cpp",
+    NATIVE / "ring_consumer.cpp",
+    NATIVE / "fabric.cpp",
+    NATIVE / "streams.cpp",
+]
+RING_FLAGS = [f"-I{SHIMS}", f"-I{RANK_NATIVE}"]
 _WARNINGS = ["-std=c++20", "-Wall", "-Wextra", "-Werror"]
 
 
@@ -52,7 +62,8 @@ def _digest(parts: Sequence[str], sources: Sequence[Path]) -> str:
 def compile_native(name: str, sources: Sequence[Path], flags: Sequence[str]) -> Path:
     """Compiles and links `sources` to a file called `name`; returns its path. Safe to call from several processes."""
     compiler = os.environ.get("CXX", "g++")
-    arguments = [*_WARNINGS, *flags, f"-I{NATIVE}"]
+    channel = ROOT / "proxy_runtime" / "channel"
+    arguments = [*_WARNINGS, *flags, f"-I{NATIVE}", f"-I{channel}"]
     folder = _cache() / _digest([compiler, *arguments], sources)
     target = folder / name
     folder.mkdir(exist_ok=True)

@@ -6,6 +6,10 @@
 
 #include <algorithm>
 #include <ctime>
+#include <exception>
+#include <new>
+
+#include "interrupt.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -66,21 +70,15 @@ void Channel::attach(void* base) {
 }
 
 void Channel::install_fork_handlers() {
-  // The locks are taken before the fork, so the child inherits them free and no message half written.
-  pthread_atfork(
-      [] {
-        instance().mutex_.lock();
-        instance().release_mutex_.lock();
-      },
-      [] {
-        instance().release_mutex_.unlock();
-        instance().mutex_.unlock();
-      },
-      [] {
-        instance().release_mutex_.unlock();
-        instance().mutex_.unlock();
-        instance().forked_ = true;
-      });
+  // Nothing is locked before a fork: the lock may be held until the device answers. The child has no mapping and
+  // never looks at what the locks guard, so it may have them anew.
+  pthread_atfork(nullptr, nullptr, [] {
+    Channel& channel = instance();
+    new (&channel.mutex_) std::mutex;
+    new (&channel.release_mutex_) std::mutex;
+    channel.header_ = nullptr;
+    channel.forked_ = true;
+  });
 }
 
 void Channel::require() const {
@@ -99,25 +97,43 @@ void Channel::require() const {
 
 size_t Channel::write_chunk() const { return std::min<size_t>(size_t{1} << 20, ring_bytes_ / 4) - 64; }
 
+void Channel::raise_gone() {
+  raise_asynchronous_error();  // why the proxy stopped serving this rank, if it said so
+  TORCH_CHECK(false,
+              "ergosphere: the device proxy of this rank has ended; the device's state is lost and the job must go "
+              "back to its last checkpoint");
+}
+
+// False: it is time to look whether a signal's handler wants to run; only for `interruptible` waits of the thread
+// that runs them.
 template <class Ready>
-void Channel::wait_until(Ready&& ready) {
+bool Channel::wait_until(Ready&& ready, bool interruptible) {
   const uint64_t until = now_ns() + kSpinNanoseconds;
   do {
     for (int i = 0; i < 32; ++i) {
-      if (ready()) return;
+      if (ready()) return true;
       _mm_pause();
     }
   } while (now_ns() < until);
+  interruptible = interruptible && runs_signal_handlers();
   for (;;) {
-    if (ready()) return;
-    TORCH_CHECK(header_->proxy_gone.load() == 0,
-                "ergosphere: the device proxy of this rank has ended; the device's state is lost and the job must go "
-                "back to its last checkpoint");
+    if (ready()) return true;
+    if (header_->proxy_gone.load() != 0) raise_gone();
     sleepers_.fetch_add(1);
     header_->producer_sleeping.store(1);
     if (!ready()) futex(&header_->producer_sleeping, FUTEX_WAIT, 1, &kFutexTimeout);
     // Only the last sleeper clears the word: the proxy must go on waking as long as anybody sleeps.
     if (sleepers_.fetch_sub(1) == 1) header_->producer_sleeping.store(0);
+    if (interruptible) return ready();
+  }
+}
+
+void Channel::lock_without_gil(std::unique_lock<std::mutex>& lock) {
+  // Whoever waits for the device holds the lock meanwhile. Locked with the GIL in hand again, so that it is never
+  // waited for under the lock.
+  while (!lock.try_lock()) {
+    GilRelease gil;
+    std::lock_guard<std::mutex> free(mutex_);
   }
 }
 
@@ -170,12 +186,15 @@ void Channel::flush_releases(uint64_t keep_free) {
   }
 }
 
-Channel::Transaction::Transaction(Channel& channel, size_t words) : channel_(channel), lock_(channel.mutex_) {
+Channel::Transaction::Transaction(Channel& channel, size_t words)
+    : channel_(channel), lock_(channel.mutex_, std::defer_lock) {
   const uint64_t length = sizeof(MessageHeader) + 8 * words;
   TORCH_CHECK(words <= channel.max_words(), "ergosphere: a message of ", length, " bytes does not fit the channel of ",
               channel.ring_bytes_, " bytes");
-  channel_.flush_releases(length);
+  channel.lock_without_gil(lock_);
   for (;;) {
+    if (channel_.outstanding_) channel_.settle();
+    channel_.flush_releases(length);
     const uint64_t needed = channel_.room_end(length);
     if (needed <= channel_.tail_seen_) return;
     channel_.tail_seen_ = channel_.header_->tail.load(std::memory_order_acquire);
@@ -185,9 +204,10 @@ Channel::Transaction::Transaction(Channel& channel, size_t words) : channel_(cha
     {
       GilRelease gil;
       auto* header = channel_.header_;
-      channel_.wait_until([&] { return header->tail.load(std::memory_order_acquire) >= needed; });
+      const auto room = [&] { return header->tail.load(std::memory_order_acquire) >= needed; };
+      while (!channel_.wait_until(room, /*interruptible=*/true)) run_signal_handlers();
     }
-    lock_.lock();
+    channel.lock_without_gil(lock_);
   }
 }
 
@@ -203,15 +223,74 @@ uint64_t* Channel::Transaction::begin(Message type, size_t words) {
 
 void Channel::Transaction::commit() { channel_.publish(length_); }
 
-void Channel::wait_response(bool raise_asynchronous) {
-  const uint64_t wanted = ++responses_;
-  ++stats_.responses;
-  wait_until([&] { return header_->response_seq.load(std::memory_order_acquire) >= wanted; });
-  const auto status = static_cast<Status>(header_->response_status);
+std::pair<Status, std::string_view> Channel::answer_in_ring() const {
   const uint64_t length = header_->response_length;
   TORCH_CHECK(length <= response_bytes_, "ergosphere: the device proxy's response is longer than its area");
+  return {static_cast<Status>(header_->response_status), std::string_view(response_, length)};
+}
+
+// Takes the answer that somebody else waits for, or has been interrupted in waiting for. The channel lock is held.
+void Channel::settle() {
+  GilRelease gil;
+  const uint64_t wanted = outstanding_->wanted;
+  const auto answered = [&] { return header_->response_seq.load(std::memory_order_acquire) >= wanted; };
+  while (!wait_until(answered, /*interruptible=*/true)) {
+    mutex_.unlock();
+    try {
+      run_signal_handlers();
+    } catch (...) {
+      mutex_.lock();
+      throw;
+    }
+    mutex_.lock();
+    if (!outstanding_ || outstanding_->wanted != wanted) return;  // a handler has used the device
+  }
+  const auto [status, data] = answer_in_ring();
+  const auto take = std::move(outstanding_->take);
+  outstanding_.reset();
+  take(status, data);
+}
+
+void Channel::wait_response(bool raise_asynchronous, Effects effects) {
+  const uint64_t wanted = ++responses_;
+  ++stats_.responses;
+  const auto answered = [&] { return header_->response_seq.load(std::memory_order_acquire) >= wanted; };
+  const auto learn = [&effects](Status status, std::string_view data) {
+    if (effects.learn && status == Status::Ok) effects.learn(data.data(), data.size());
+  };
+  std::optional<std::pair<Status, std::string>> taken;  // by whoever came while a handler ran
+  while (!taken && !wait_until(answered, /*interruptible=*/true)) {
+    outstanding_ = {wanted, [&](Status status, std::string_view data) {
+                      learn(status, data);
+                      taken.emplace(status, data);
+                    }};
+    mutex_.unlock();
+    std::exception_ptr raised;
+    try {
+      run_signal_handlers();
+    } catch (...) {
+      raised = std::current_exception();
+    }
+    mutex_.lock();
+    if (raised) {
+      if (!taken)
+        outstanding_->take = [effects](Status status, std::string_view data) {
+          if (status != Status::Ok || !effects.learn) return;
+          effects.learn(data.data(), data.size());
+          effects.abandon();
+        };
+      else if (taken->first == Status::Ok && effects.abandon)
+        effects.abandon();
+      std::rethrow_exception(raised);
+    }
+    if (!taken) outstanding_.reset();
+  }
+  if (taken) late_answer_ = std::move(taken->second);
+  const auto [status, answer] = taken ? std::pair(taken->first, std::string_view(late_answer_)) : answer_in_ring();
+  answer_ = answer;
+  if (!taken) learn(status, answer);
   if (status == Status::Ok) return;
-  const std::string message(response_, length);
+  const std::string message(answer_);
   if (raise_asynchronous) raise_asynchronous_error();
   raise_status(status, message);
 }

@@ -1,14 +1,19 @@
 // The rank's end of the ring: one producer for all threads of the process.
 //
-// Lock order: the GIL is never waited for while the channel lock is held (GilRelease is always the outer
-// scope), and nobody waits for room or for a response of another thread with the GIL. So a thread of the
-// autograd engine and a Python thread cannot block each other.
+// Lock order: nobody waits for the channel lock, for room or for a response with the GIL (GilRelease is always
+// the outer scope). So a thread of the autograd engine and a Python thread cannot block each other, and whoever
+// waits for the device lets every other Python thread run.
+// A wait of the main thread runs Python's signal handlers, without the lock: a handler may use the device, or raise.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "gil.hpp"
@@ -60,7 +65,7 @@ class Channel {
     fill(t.begin(type, words));
     t.commit();
     wait_response(raise_asynchronous);
-    read(static_cast<const char*>(response_), static_cast<size_t>(header_->response_length));
+    read(response(), response_length());
     if (raise_asynchronous) raise_asynchronous_error();
   }
 
@@ -79,6 +84,14 @@ class Channel {
 
   // Releases a storage handle; never waits and never throws, so it may be called from any destructor.
   void release(uint64_t handle) noexcept;
+
+  // For handles that belong to a message just answered; the channel lock is held.
+  void take_handles(uint64_t n) { next_handle_ += n; }
+  // Sends the release with the next message; the channel lock is held.
+  void queue_release(uint64_t handle) {
+    std::lock_guard<std::mutex> lock(release_mutex_);
+    releases_.push_back(handle);
+  }
 
   // The optimizer-step boundary of this rank: numbers from 1.
   void step();
@@ -117,10 +130,19 @@ class Channel {
   };
   friend class Transaction;
 
+  // For an answer (of status Ok) that changes what may be sent next. Both run under the channel lock: `learn` once,
+  // before anything else is sent, whether its waiter still waits or not; `abandon` after it, when the waiter was
+  // interrupted by an exception of a signal handler.
+  struct Effects {
+    std::function<void(const char* data, size_t length)> learn;
+    std::function<void()> abandon;
+  };
+
   // Waits for the response of the message just committed. The channel lock is held, the GIL is not.
-  void wait_response(bool raise_asynchronous);
-  const char* response() const { return response_; }
-  size_t response_length() const { return header_->response_length; }
+  void wait_response(bool raise_asynchronous, Effects effects = {});
+  // The answer that wait_response has waited for.
+  const char* response() const { return answer_.data(); }
+  size_t response_length() const { return answer_.size(); }
   void raise_asynchronous_error();
 
  private:
@@ -129,13 +151,26 @@ class Channel {
   void publish(uint64_t length);
   void flush_releases(uint64_t keep_free);
   template <class Ready>
-  void wait_until(Ready&& ready);
+  bool wait_until(Ready&& ready, bool interruptible);
+  void lock_without_gil(std::unique_lock<std::mutex>& lock);
+  std::pair<Status, std::string_view> answer_in_ring() const;
+  void settle();
+  [[noreturn]] void raise_gone();
 
   RingHeader* header_ = nullptr;
   char* ring_ = nullptr;
   char* response_ = nullptr;
   uint64_t ring_bytes_ = 0, response_bytes_ = 0;
   uint64_t head_ = 0, tail_seen_ = 0, responses_ = 0, next_handle_ = 1;
+  std::string_view answer_;  // in the response area, or in late_answer_
+  std::string late_answer_;
+  // An answer that is still to come though its waiter has let go of the lock. The response area holds one answer, so
+  // it is taken before anything else is sent.
+  struct Outstanding {
+    uint64_t wanted;
+    std::function<void(Status, std::string_view)> take;
+  };
+  std::optional<Outstanding> outstanding_;
   std::mutex mutex_;
   std::mutex release_mutex_;
   std::vector<uint64_t> releases_;

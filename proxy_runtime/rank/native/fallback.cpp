@@ -1,6 +1,8 @@
 #include "fallback.hpp"
 
 #include <cstring>
+#include <memory>
+#include <optional>
 
 #include "channel.hpp"
 #include "encoder.hpp"
@@ -70,17 +72,26 @@ OutputSpec define(const OpInfo& info, uint64_t hash, const EncodedCall& call, bo
   std::memcpy(at, info.name.data(), info.name.size());
   put(put(put(at + name_words, call.key), call.handles), call.payload);
   t.commit();
-  channel.wait_response(/*raise_asynchronous=*/true);
-  OutputSpec spec = parse_output_spec(channel.response(), channel.response_length(), call.tensors.size());
-  t.take_handles(spec.new_bytes.size());
-  if (keep) {
-    auto made = std::make_unique<Template>(Template{table.next_id(), &info, call.key, spec, returns_sparse(spec)});
-    table.insert(hash, std::move(made));
-    ++channel.mutable_stats().defined;
-  } else {
-    ++channel.mutable_stats().one_off;
-  }
-  return spec;
+  // The definition happens on the device whether this call is interrupted meanwhile or not: its template id and its
+  // handles are used up.
+  auto spec = std::make_shared<OutputSpec>();
+  const auto learn = [&channel, &table, &info, hash, keep, spec, key = call.key, tensors = call.tensors.size()](
+                         const char* data, size_t length) {
+    *spec = parse_output_spec(data, length, tensors);
+    channel.take_handles(spec->new_bytes.size());
+    if (keep) {
+      table.insert(hash,
+                   std::make_unique<Template>(Template{table.next_id(), &info, key, *spec, returns_sparse(*spec)}));
+      ++channel.mutable_stats().defined;
+    } else {
+      ++channel.mutable_stats().one_off;
+    }
+  };
+  const auto abandon = [&channel, base, spec] {
+    for (size_t i = 0; i < spec->new_bytes.size(); ++i) channel.queue_release(base + i);
+  };
+  channel.wait_response(/*raise_asynchronous=*/true, {learn, abandon});
+  return std::move(*spec);
 }
 
 }  // namespace
@@ -88,9 +99,16 @@ OutputSpec define(const OpInfo& info, uint64_t hash, const EncodedCall& call, bo
 void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Channel::instance().require();
   const OpInfo& info = op_info(op);
-  // Kept per thread for its capacity. A call that encodes another one while it is being encoded (a CPU
-  // tensor that is not contiguous) only does so before this one is filled.
-  thread_local EncodedCall call;
+  // Kept per thread for its capacity. Not for a call within a call: one that encodes another (a CPU tensor that is
+  // not contiguous), or of a signal handler that runs while this one waits for room.
+  thread_local EncodedCall kept;
+  thread_local int depth = 0;
+  struct Level {
+    Level() { ++depth; }
+    ~Level() { --depth; }
+  } level;
+  std::optional<EncodedCall> own;
+  EncodedCall& call = depth == 1 ? kept : own.emplace();
   encode_call(info, *stack, call);
   bool one_off = info.one_off || call.has_sparse || (info.one_off_with_mask && call.has_mask);
   const uint64_t hash = one_off ? 0 : TemplateTable::hash(info, call.key);

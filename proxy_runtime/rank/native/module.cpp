@@ -1,9 +1,11 @@
 // The Python face of the interposer: ergo_rank._interposer.
 #include <dlfcn.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
 #include <cstdio>
+#include <memory>
 
 #include "channel.hpp"
 #include "fault.hpp"
@@ -18,6 +20,11 @@ namespace py = pybind11;
 namespace ergo::rank {
 namespace {
 
+int raise_kept(void* kept) {
+  std::unique_ptr<python_error>(static_cast<python_error*>(kept))->restore();
+  return -1;
+}
+
 // cudaStreamSynchronize and its like call this through C code, where nothing may be thrown: the error
 // stays in the channel's header (or will be met again) and is raised by the next call that can.
 void synchronize_from_stub() {
@@ -25,6 +32,10 @@ void synchronize_from_stub() {
   if (!channel.open()) return;
   try {
     channel.call(Message::Sync, 0, [](uint64_t*) {}, [](const char*, size_t) {}, /*raise_asynchronous=*/false);
+  } catch (python_error& interrupted) {
+    // A signal handler raised: the interpreter raises it again as soon as torch's C++ has returned to it.
+    auto* kept = new python_error(std::move(interrupted));
+    if (Py_AddPendingCall(&raise_kept, kept) != 0) delete kept;
   } catch (const std::exception&) {
   }
 }
@@ -134,6 +145,13 @@ py::dict memory() {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace ergo::rank;
+  py::register_local_exception_translator([](std::exception_ptr p) {
+    try {
+      if (p) std::rethrow_exception(p);
+    } catch (python_error& raised) {  // by a signal handler, during a wait
+      raised.restore();
+    }
+  });
   m.def("start", &start, "Adopts the channel mapped at `base` and registers the device.", py::arg("base"),
         py::arg("kind"));
   m.def("synchronize", [] { Channel::instance().synchronize(); });

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -42,6 +42,20 @@ class Job:
     proxies: list[subprocess.Popen[str]]
     rings: list[int]
 
+    def line(self, rank: int = 0) -> str:
+        """The next line that a rank prints."""
+        stdout = self.ranks[rank].stdout
+        assert stdout is not None
+        return stdout.readline()
+
+    def tail(self, rank: int = 0) -> int:
+        """Bytes that the proxy has executed of a rank's ring."""
+        return int(struct.unpack("<Q", os.pread(self.rings[rank], 8, 128))[0])
+
+    def head(self, rank: int = 0) -> int:
+        """Bytes that a rank has put into its ring."""
+        return int(struct.unpack("<Q", os.pread(self.rings[rank], 8, 64))[0])
+
 
 @dataclass(slots=True)
 class Launcher:
@@ -67,6 +81,7 @@ class Launcher:
         devices: int | None = None,
         python_path: str = "",
         kill_device_after_output: bool = False,
+        meanwhile: Callable[[Job], None] | None = None,
     ) -> list[RankResult]:
         """Runs `script` in every rank until all have ended.
 
@@ -77,6 +92,7 @@ class Launcher:
             devices: how many proxies; default one per rank.
             python_path: what the user's own ``PYTHONPATH`` holds.
             kill_device_after_output: kill the proxies when rank 0 prints its first line.
+            meanwhile: called when all ranks have been started.
         """
         with self.start(script, *arguments, ranks=ranks, devices=devices, python_path=python_path) as job:
             if kill_device_after_output:
@@ -87,6 +103,8 @@ class Launcher:
                     proxy.wait()
                 for ring in job.rings:
                     _mark_gone(ring)
+            if meanwhile is not None:
+                meanwhile(job)
             return self._collect(job.ranks, job.proxies, job.rings)
 
     @contextmanager
@@ -182,6 +200,7 @@ class Launcher:
         process = subprocess.Popen(
             [sys.executable, *command],
             env=environment,
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
             text=True,

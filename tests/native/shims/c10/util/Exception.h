@@ -1,0 +1,22 @@
+// What the torch-free drivers need of torch's header of this name, so that channel.cpp compiles without torch.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+
+namespace shim {
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+}  // namespace shim
+
+#define C10_LIKELY(x) (x)
+#define C10_UNLIKELY(x) (x)
+#define TORCH_CHECK(condition, ...)              \
+  do {                                           \
+    if (!(condition)) ::shim::fail(__VA_ARGS__); \
+  } while (false)
+#define C10_THROW_ERROR(type, message) ::shim::fail(#type, ": ", message)
