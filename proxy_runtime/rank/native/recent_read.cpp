@@ -41,9 +41,11 @@ void read_element(const c10::StorageImpl& storage, uint64_t offset, void* destin
         return true;
       }))
     return;
+  uint64_t before = 0;
   channel.call(
       Message::Read, 3,
       [&](uint64_t* body) {
+        before = channel.position();
         last.handle = 0;
         body[0] = handle;
         body[1] = 0;
@@ -52,9 +54,12 @@ void read_element(const c10::StorageImpl& storage, uint64_t offset, void* destin
       [&](const char* data, size_t length) {
         TORCH_CHECK(length == whole, "ergosphere: the device proxy answered a read of ", whole, " bytes with ", length);
         std::memcpy(last.bytes.data(), data, whole);
+        // A signal handler may have used the device while this one waited: then the bytes are of before that. The
+        // request is 32 bytes, with padding less than 64; no message that writes fits beside it into 64.
+        const bool current = channel.position() - before < 64;
         last.length = whole;
         last.position = channel.position();
-        last.handle = handle;
+        last.handle = current ? handle : 0;
         std::memcpy(destination, data + offset, bytes);
       });
 }
