@@ -30,6 +30,8 @@ What differs is in `tests/operators/expected.tsv`, by entry, dtype and phase, wi
 `make test` runs a part of it. The whole is one command, which goes on where it was broken off:
 
     python -m tests.operators
+
+The last complete runs of the ordinary phases (forward, backward, again with other values, in-place, `out=`):
 """
 
 _KINDS = """\
