@@ -1,8 +1,8 @@
 """`proxy.instructions`: instructions that our code takes for an operator, in the rank and in the proxy.
 
 Counted by callgrind, so that a regression shows whatever the machine does meanwhile. Only what happens below the named
-functions is counted, for calls whose template is known: nobody waits there. The proxy's count includes the operators themselves, on 8 x 8
-tensors; for one version of torch they are always the same.
+functions is counted, for calls whose template is known: nobody waits there. The proxy's count includes the operators
+themselves, on 8 x 8 tensors; for one version of torch they are always the same.
 """
 
 from __future__ import annotations

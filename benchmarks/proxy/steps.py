@@ -11,8 +11,6 @@ from benchmarks.proxy.sides import Side, native, proxied
 
 _WINDOW_S = 0.2
 _WARM_STEPS = 20
-# The native CPU takes another LSTM kernel than an accelerator does (docs/compatibility.md).
-_OTHER_KERNEL = {"lstm"}
 _RANKS = {"ddp": 2}
 WORKLOADS = ("mlp", "cnn", "gpt_64_fused", "gpt_64_foreach", "gpt_256_fused", "gpt_64_bf16", "lstm", "ddp")
 
@@ -42,7 +40,7 @@ def _step_time(workload: str) -> Callable[[Context], Iterator[Figure]]:
             total = steps * pairs(context.repeat)
             cpu = [(side.cpu_s() - at) / total * 1e3 for side, at in zip((ours, theirs), before, strict=True)]
             ends = [side.ask("digest") for side in (ours, theirs)]
-        if workload not in _OTHER_KERNEL and ends[0][0]["digest"] != ends[1][0]["digest"]:
+        if ends[0][0]["digest"] != ends[1][0]["digest"]:
             raise BenchmarkError(
                 f"Native and proxied runs of {workload} gave different losses or weights: nothing to compare.",
                 code="benchmark.different-bits",

@@ -87,7 +87,9 @@ _NO_BINDINGS: Any = _NoBindings()
 def _importer() -> str:
     """Name of the module whose import statement is being executed."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith((__name__, "importlib", "_frozen_importlib")):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(
+        (__name__, "importlib", "_frozen_importlib")
+    ):
         frame = frame.f_back
     return "" if frame is None else frame.f_globals.get("__name__", "")
 

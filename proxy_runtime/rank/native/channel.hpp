@@ -72,9 +72,9 @@ class Channel {
   void synchronize();
 
   // Runs `use` under the channel lock, and returns its answer, if nothing has been sent since the position was
-  // `position` and no error of an earlier operation waits to be raised; false otherwise.
+  // `position` (read under the lock, too) and no error of an earlier operation waits to be raised; false otherwise.
   template <class Use>
-  bool unless_sent_since(uint64_t position, Use&& use) {
+  bool unless_sent_since(const uint64_t& position, Use&& use) {
     std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);  // whoever holds it is sending
     if (!lock.owns_lock() || head_ != position || header_->error_flag.load() != 0) return false;
     return use();

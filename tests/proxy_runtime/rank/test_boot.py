@@ -90,6 +90,6 @@ def test_only_torch_does_without_the_cuda_bindings(launcher: Launcher) -> None:
 
 
 def test_bindings_that_a_script_has_imported_stay(launcher: Launcher) -> None:
-    program = "import cuda.bindings.driver as d, torch; from torch.cuda import _utils; print(_utils._cuda_bindings_driver is d)"
+    program = "import cuda.bindings.driver as d, torch.cuda._utils as u; print(u._cuda_bindings_driver is d)"
     (result,) = launcher.run(program)
     assert (result.code, result.out) == (0, "True\n"), result.err

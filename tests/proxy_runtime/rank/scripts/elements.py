@@ -1,0 +1,75 @@
+"""Values read one by one: a round trip where something was sent since, none where nothing was."""
+
+import threading
+
+import torch
+
+from ergo_rank import _interposer
+
+
+def responses() -> int:
+    return _interposer.channel_stats()["responses"]
+
+
+x = torch.arange(8, dtype=torch.float32, device="cuda")
+assert x[3].item() == 3
+before = responses()
+assert [x[i].item() for i in range(8)] == list(range(8))
+assert responses() == before, "a small storage is fetched once"
+
+# Whatever may have changed it makes it fetched again.
+y = torch.full((8,), 7.0)
+changes = [
+    (lambda: x.add_(1), [i + 1 for i in range(8)]),
+    (lambda: x.copy_(y), [7] * 8),
+    (lambda: x[2:4].zero_(), [7, 7, 0, 0, 7, 7, 7, 7]),
+    (lambda: torch._foreach_mul_([x], 2.0), [14, 14, 0, 0, 14, 14, 14, 14]),
+    (lambda: torch.neg(y.cuda(), out=x), [-7] * 8),
+    (lambda: x.untyped_storage().copy_(y.untyped_storage()), [7] * 8),
+    (lambda: x.set_(torch.arange(8.0).cuda()), list(range(8))),
+    (lambda: setattr(x, "data", (y + 1).cuda()), [8] * 8),
+]
+for change, expected in changes:
+    change()
+    assert [x[i].item() for i in range(8)] == expected, expected
+
+# Each dtype, also where elements do not lie at multiples of eight bytes; lazy conjugation and negation.
+for dtype in (torch.bool, torch.uint8, torch.int16, torch.int64, torch.half, torch.bfloat16, torch.double):
+    here = torch.tensor([0, 1, 3, 5, 1]).to(dtype)
+    there = here.cuda()
+    assert [there[i].item() for i in range(5)] == here.tolist(), dtype
+z = torch.tensor([1 + 2j, 3 - 4j])
+for there in (z.cuda(), z.cuda().conj(), z.cuda().to(torch.complex128)):
+    assert there[1].item() == there.cpu()[1].item()
+assert z.cuda().conj().imag[0].item() == -2
+large = torch.arange(1000.0, device="cuda")
+assert [large[i].item() for i in (0, 999, 500)] == [0, 999, 500]
+assert torch.zeros((), device="cuda").item() == 0
+meta = torch.empty(0, device="cuda")
+try:
+    meta.item()
+except RuntimeError:
+    pass
+else:
+    raise AssertionError("an empty tensor has no item")
+
+# Threads, each with its own tensor, so that each throws out what the others have fetched.
+wrong = []
+
+
+def count(n: int) -> None:
+    mine = torch.zeros(4, device="cuda")
+    for i in range(300):
+        mine.add_(n)
+        found = [mine[j].item() for j in range(4)]
+        if found != [n * (i + 1)] * 4:
+            wrong.append((n, i, found))
+
+
+threads = [threading.Thread(target=count, args=(n,)) for n in (1, 2, 3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not wrong, wrong[:3]
+print("ok")
