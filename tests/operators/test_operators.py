@@ -31,7 +31,7 @@ def test_every_line_of_the_list_has_a_reason() -> None:
 
 
 def test_few_entries_differ() -> None:
-    """At most twelve run another kernel by design, at most 1 % are refused; nothing is silently wrong or launches here."""
+    """At most twelve run another kernel by design, at most 1 % are refused; none is wrong or launches in the rank."""
     entries = expected.load()
     assert len({e[:2] for e in entries if e.kind == document.REFUSED and e.name != expected.ALL}) <= 8
     assert len({e[:2] for e in entries if e.kind == document.OTHER_KERNEL}) <= 12
