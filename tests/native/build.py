@@ -59,9 +59,9 @@ def _digest(parts: Sequence[str], sources: Sequence[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def compile_native(name: str, sources: Sequence[Path], flags: Sequence[str]) -> Path:
+def compile_native(name: str, sources: Sequence[Path], flags: Sequence[str], compiler: str | None = None) -> Path:
     """Compiles and links `sources` to a file called `name`; returns its path. Safe to call from several processes."""
-    compiler = os.environ.get("CXX", "g++")
+    compiler = compiler or os.environ.get("CXX", "g++")
     channel = ROOT / "proxy_runtime" / "channel"
     arguments = [*_WARNINGS, *flags, f"-I{NATIVE}", f"-I{channel}"]
     folder = _cache() / _digest([compiler, *arguments], sources)

@@ -59,7 +59,7 @@ std::string KeyValueStore::apply(std::string_view request) {
         int64_t old = 0;
         const std::string& text = it->second;
         std::from_chars(text.data(), text.data() + text.size(), old);
-        sum += old;
+        __builtin_add_overflow(sum, old, &sum);  // wraps, as TCPStore's does
       }
       items_[key] = std::to_string(sum);
       return number_reply(sum);
