@@ -12,10 +12,15 @@ from launcher import Launcher
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-@pytest.mark.parametrize("name", ["sparse"])
+@pytest.mark.parametrize("name", ["sparse", "uses"])
 def test_equals_the_cpu(launcher: Launcher, name: str) -> None:
     script = SCRIPTS / f"{name}.py"
     native = subprocess.run([sys.executable, str(script), "--native"], capture_output=True, text=True, check=True)
     (result,) = launcher.run(script)
     assert result.code == 0, result.err
     assert result.out.splitlines() == native.stdout.splitlines()
+
+
+def test_what_cannot_work_raises(launcher: Launcher) -> None:
+    (result,) = launcher.run(SCRIPTS / "refused.py")
+    assert result.code == 0 and result.out == "ok\n", result.err

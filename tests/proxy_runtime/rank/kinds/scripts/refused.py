@@ -1,0 +1,90 @@
+"""What cannot work on a device in another process raises one sentence that names it; the rank stays usable."""
+
+import importlib.util
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from torch import nn
+
+x = torch.arange(6.0, device="cuda").reshape(2, 3)
+square = torch.ones(4, 4, device="cuda")
+csr = torch.eye(3).to_sparse_csr().cuda()  # made and moved, but never computed with
+
+KERNEL = """
+import triton
+import triton.language as tl
+@triton.jit
+def twice(source, target, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(target + at, 2 * tl.load(source + at, mask=at < n), mask=at < n)
+"""
+
+
+def raises(kind: type[BaseException], text: str, action: Callable[[], Any]) -> None:
+    try:
+        action()
+    except kind as error:
+        assert text in str(error), (text, str(error))
+    else:
+        raise AssertionError(f"nothing raised {text}")
+    assert (x * 1.5).sum().item() == 22.5
+
+
+def capture() -> None:
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x * 2
+
+
+def triton_kernel() -> None:
+    path = Path(tempfile.mkdtemp()) / "kernel.py"
+    path.write_text(KERNEL)
+    spec = importlib.util.spec_from_file_location("kernel", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.twice[(1,)](x, torch.empty_like(x), 6, BLOCK=8)
+
+
+for convert in ("to_sparse_csr", "to_sparse_csc"):
+    raises(NotImplementedError, f"aten::_{convert}", getattr(x, convert))
+    raises(NotImplementedError, f"aten::_{convert}", getattr(x.to_sparse(), convert))
+for convert in ("to_sparse_bsr", "to_sparse_bsc"):
+    raises(NotImplementedError, f"aten::_{convert}", lambda name=convert: getattr(square, name)((2, 2)))
+raises(NotImplementedError, "aten::mm on a compressed sparse", lambda: csr @ torch.ones(3, 2, device="cuda"))
+raises(NotImplementedError, "aten::add.Tensor on a compressed sparse", lambda: csr + csr)
+raises(NotImplementedError, "aten::_to_dense on a compressed sparse", csr.to_dense)
+raises(NotImplementedError, "no kernel of aten::clamp for sparse", lambda: x.to_sparse().clamp(0))
+raises(RuntimeError, "sspaddmm", lambda: torch.smm(square.to_sparse(), square))
+
+raises(NotImplementedError, "quantized", lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8))
+scales, zeros = torch.ones(2, device="cuda"), torch.zeros(2, dtype=torch.long, device="cuda")
+raises(NotImplementedError, "quantized", lambda: torch.quantize_per_channel(x, scales, zeros, 0, torch.qint8))
+raises(NotImplementedError, "quantized", lambda: torch.quantize_per_tensor(x.cpu(), 0.1, 0, torch.quint8).cuda())
+
+raises(TypeError, "can't convert cuda:0", x.numpy)
+raises(RuntimeError, "dlpack", lambda: torch.from_dlpack(x))
+raises(RuntimeError, "__cuda_array_interface__", lambda: x.__cuda_array_interface__)
+queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
+raises(RuntimeError, "another process", lambda: queue.put(x))
+saved = Path(tempfile.mkdtemp()) / "saved.pt"
+torch.save(x.cpu(), saved)
+raises(RuntimeError, "device_count() is 1", lambda: torch.load(saved, map_location="cuda:3"))
+
+raises(RuntimeError, "CUDA graphs cannot be captured", capture)
+raises(
+    RuntimeError,
+    "CUDA graphs cannot be captured",
+    lambda: torch.cuda.make_graphed_callables(nn.Linear(3, 2).cuda(), (x,)),
+)
+raises(RuntimeError, "Triton kernel twice", triton_kernel)
+source = "template <typename T> T twice(T x) { return 2 * x; }"
+raises(RuntimeError, "CUDA source", lambda: torch.cuda.jiterator._create_jit_fn(source)(x))
+
+assert pickle.loads(pickle.dumps(x)).sum().item() == 15.0
+sys.stdout.write("ok\n")
