@@ -81,7 +81,8 @@ def _check_build(base: int, rank_dir: str) -> None:
         return  # not in a build directory: under development
     if theirs not in (0, mine):
         raise RuntimeError(
-            f"The channel belongs to another build of the runtime than {name}; start both with one build."
+            f"The channel was made by build {theirs.to_bytes(8, 'little').hex()} of the runtime, this rank runs build "
+            f"{name[:16]}; start both with one build."
         )
 
 
