@@ -42,6 +42,7 @@ enum class Message : uint16_t {
   Stats = 17,         // [S]                                              -> JSON bytes
   Exit = 18,          // the rank's interpreter ends normally; nothing follows
   Flags = 19,         // n, words[n]: precision and determinism flags of the rank (wire.hpp FlagWord order)
+  Ready = 20,         // [S] n, handles[n]: is no collective going to write them any more?  -> 1 byte, 0 or 1
 };
 
 // Define body (words): template id (kNoTemplate: one-off, do not keep), base handle, n_name_bytes,

@@ -62,6 +62,7 @@ struct RingHeader {
   char error_message[kErrorBytes];
   alignas(64) std::atomic<uint32_t> proxy_gone;  // set by the shim: the proxy died, waits must raise
   std::atomic<uint32_t> rank_attached;           // the rank's interposer has mapped the ring and handshaken
+  std::atomic<uint32_t> rank_leaving;            // the rank's interpreter is ending: no collective will follow
   alignas(64) std::atomic<uint64_t> step;        // last STEP message *issued* by the rank
   std::atomic<uint64_t> step_done;               // last STEP message *executed* by the proxy
 };

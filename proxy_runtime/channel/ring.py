@@ -28,7 +28,7 @@ _HEAD, _TAIL = 64, 128
 _CONSUMER_SLEEPING, _PRODUCER_SLEEPING = 192, 256
 _RESPONSE_SEQ = 320
 _ERROR_FLAG, _ERROR_MESSAGE, _ERROR_BYTES = 384, 392, 2048
-_PROXY_GONE, _RANK_ATTACHED = 2496, 2500
+_PROXY_GONE, _RANK_ATTACHED, _RANK_LEAVING = 2496, 2500, 2504
 _STEP, _STEP_DONE = 2560, 2568
 
 _EXIT, _EXIT_BYTES = 18, 8  # Message::Exit: a header without a body
@@ -213,6 +213,10 @@ class Ring:
     def proxy_gone(self) -> bool:
         """The rank has been told that its proxy is gone."""
         return self._u32(_PROXY_GONE) != 0
+
+    def mark_rank_left(self) -> None:
+        """Tells the proxy that the rank's process has ended: what it has not sent will not come."""
+        self._words32[_RANK_LEAVING // 4] = 2
 
     def mark_proxy_gone(self) -> None:
         """Tells the rank that nothing will answer any more, and wakes it: its waits raise."""

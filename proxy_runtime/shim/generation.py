@@ -219,6 +219,9 @@ class Generation:
             status = rank.container.poll() if rank.container else None
             if status is not None:
                 rank.exit = RankExit(rank.rank, status.code, status.signal)
+                if rank.ring is not None and status.code == 0 and not status.signal:
+                    # Perhaps without a word to the proxy (os._exit): others must not wait for it for ever.
+                    rank.ring.mark_rank_left()
 
     def dead_proxy(self) -> int | None:
         """Index of a proxy that has died, or None."""

@@ -23,6 +23,7 @@
 #include <list>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -160,8 +161,11 @@ class CollectiveEngine {
   // At load, after define: sets contributed = completed = n. Then `issue` every pending operation in order.
   void restore_counts(int rank, const std::map<SequenceId, uint64_t>& completed);
 
-  // A lost peer (Fabric::lost) whose contribution or result an issued operation still needs, with a sentence
-  // that names peer and operation.
+  // This rank will contribute to nothing that it has not contributed to already.
+  void depart(int rank);
+  // Local ranks with an operation that can never complete, each with a sentence that names the operation and the
+  // rank or lost peer (Fabric::lost) whose contribution or result is missing.
+  std::map<int, std::string> hopeless() const;
   std::optional<std::string> waiting_for_lost_peer() const;
 
  private:
@@ -179,6 +183,7 @@ class CollectiveEngine {
   void receive(int peer, Frame frame);
   [[noreturn]] void bad_frame(int peer, const FrameHeader& header, const std::string& what) const;
   void prepare(Sequence& sequence, uint64_t number);
+  std::string why_hopeless(int rank, const Operation& operation) const;
   std::string disagreement(const Sequence& sequence, uint64_t number, const Instance& instance) const;
   bool reduce_own_chunk(Sequence& sequence, uint64_t number, Instance& instance);
   void make_results(Sequence& sequence, Instance& instance);
@@ -196,6 +201,7 @@ class CollectiveEngine {
   std::map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   std::map<int, std::list<std::shared_ptr<Operation>>> operations_;  // per rank, issue order
   std::optional<std::map<SequenceId, uint64_t>> targets_;            // in force between finish and resume
+  std::set<int> departed_;                                           // global ranks
   std::deque<std::pair<SequenceId, uint64_t>> touched_;              // instances that something arrived for
   std::deque<Completion> completions_;                               // callbacks that wait for pump
   uint64_t next_ticket_ = 1;

@@ -87,32 +87,49 @@ void CollectiveEngine::restore_counts(int rank, const std::map<SequenceId, uint6
   }
 }
 
-std::optional<std::string> CollectiveEngine::waiting_for_lost_peer() const {
+void CollectiveEngine::depart(int rank) { departed_.insert(rank); }
+
+std::string CollectiveEngine::why_hopeless(int rank, const Operation& operation) const {
   const auto& lost = fabric_.lost();
-  if (lost.empty()) return std::nullopt;
-  for (const auto& [rank, operations] : operations_) {
-    for (const auto& operation : operations) {
-      const Sequence& s = *sequences_.at(operation->sequence);
-      const Instance& instance = s.instances.at(operation->number);
-      if (instance.ready) continue;
-      auto sentence = [&](int proxy) {
-        return "rank " + std::to_string(rank) + " waits in " +
-               kind_name(static_cast<uint8_t>(operation->descriptor.kind)) + " (number " +
-               std::to_string(operation->number) + " of communicator " + s.id.text() +
-               ") for a rank whose device proxy is lost: " + lost.at(proxy);
-      };
-      for (auto member : s.roster.members) {
-        auto contribution = instance.contributions.find(member);
-        bool missing = contribution == instance.contributions.end() || !contribution->second.complete();
-        if (int proxy = s.roster.proxy_of.at(member); missing && lost.count(proxy)) return sentence(proxy);
-      }
-      if (!is_chunked(operation->descriptor, s.roster)) continue;
-      for (uint32_t owner = 0; owner < s.roster.proxies.size(); ++owner)
-        if (int proxy = s.roster.proxies[owner]; !instance.chunks.count(owner) && lost.count(proxy))
-          return sentence(proxy);
-    }
+  const Sequence& s = *sequences_.at(operation.sequence);
+  const Instance& instance = s.instances.at(operation.number);
+  if (instance.ready) return {};
+  auto sentence = [&](const std::string& whom) {
+    return "rank " + std::to_string(rank) + " waits in " + kind_name(static_cast<uint8_t>(operation.descriptor.kind)) +
+           " (number " + std::to_string(operation.number) + " of communicator " + s.id.text() + ") for " + whom;
+  };
+  auto lost_proxy = [&](int proxy) { return sentence("a rank whose device proxy is lost: " + lost.at(proxy)); };
+  for (auto member : s.roster.members) {
+    auto contribution = instance.contributions.find(member);
+    if (contribution != instance.contributions.end() && contribution->second.complete()) continue;
+    if (int proxy = s.roster.proxy_of.at(member); lost.count(proxy)) return lost_proxy(proxy);
+    if (int other = s.group->members[member]; departed_.count(other))
+      return sentence("rank " + std::to_string(other) + ", which has ended without it");
   }
-  return std::nullopt;
+  if (!is_chunked(operation.descriptor, s.roster)) return {};
+  for (uint32_t owner = 0; owner < s.roster.proxies.size(); ++owner)
+    if (int proxy = s.roster.proxies[owner]; !instance.chunks.count(owner) && lost.count(proxy))
+      return lost_proxy(proxy);
+  return {};
+}
+
+std::map<int, std::string> CollectiveEngine::hopeless() const {
+  std::map<int, std::string> found;
+  if (fabric_.lost().empty() && departed_.empty()) return found;
+  for (const auto& [rank, operations] : operations_)
+    for (const auto& operation : operations) {
+      std::string why = why_hopeless(rank, *operation);
+      if (why.empty()) continue;
+      found.emplace(rank, std::move(why));
+      break;
+    }
+  return found;
+}
+
+std::optional<std::string> CollectiveEngine::waiting_for_lost_peer() const {
+  auto found = hopeless();
+  if (found.empty()) return std::nullopt;
+  return found.begin()->second;
 }
 
 }  // namespace ergo

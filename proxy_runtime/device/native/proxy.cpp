@@ -22,7 +22,8 @@ Proxy::Proxy(const std::string& device_kind, uint64_t build)
       executor_(*backend_, process_),
       collectives_(*backend_, executor_.keys()),
       store_(collectives_,
-             [this](uint32_t rank, std::string reply) { server(rank).deliver_store_reply(std::move(reply)); }) {}
+             [this](uint32_t rank, std::string reply) { server(rank).deliver_store_reply(std::move(reply)); }),
+      departures_(collectives_) {}
 
 Proxy::~Proxy() { commands_.close(); }
 
@@ -64,7 +65,9 @@ bool Proxy::serve_rank(RankServer& server) {
 bool Proxy::pump() {
   if (!collectives_.connected()) return false;
   try {
-    return collectives_.engine().pump([this](int peer, Slice frame) { store_.on_control(peer, frame); });
+    return collectives_.engine().pump([this](int peer, Slice frame) {
+      if (!departures_.on_control(frame)) store_.on_control(peer, frame);
+    });
   } catch (const FabricError& e) {
     for (auto& [rank, server] : servers_)
       server->fail({Status::Runtime, std::string("the device proxies lost touch: ") + e.what()});
@@ -89,13 +92,14 @@ void Proxy::sleep() {
 
 void Proxy::notice_lost_peers() {
   // While stopped, peers may have been ended on purpose: a move kills all proxies of a job one by one.
-  if (!running_ || stop_ != Stop::None || !collectives_.connected() || collectives_.fabric().lost().empty()) return;
-  std::optional<std::string> why = collectives_.engine().waiting_for_lost_peer();
+  if (!running_ || stop_ != Stop::None || !collectives_.connected()) return;
+  departures_.notice(servers_);
+  std::map<int, std::string> hopeless = collectives_.engine().hopeless();
   for (auto& [rank, server] : servers_) {
     bool needs_store =
         server->awaits_store() && collectives_.fabric().lost().contains(collectives_.rank_to_proxy().at(0));
-    if (why && !server->state().pending.empty())
-      server->fail({Status::Runtime, *why});
+    if (auto why = hopeless.find(static_cast<int>(rank)); why != hopeless.end())
+      server->fail({Status::Runtime, why->second});
     else if (needs_store)
       server->fail({Status::Runtime, "the device proxy of rank 0, which keeps the rendezvous store, is gone"});
   }

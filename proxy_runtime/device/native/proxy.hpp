@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "commands.hpp"
+#include "departures.hpp"
 #include "rank_server.hpp"
 #include "store_service.hpp"
 
@@ -95,6 +96,7 @@ class Proxy {
   Executor executor_;
   CollectiveBridge collectives_;
   StoreService store_;
+  Departures departures_;
   std::map<uint32_t, std::unique_ptr<RankServer>> servers_;
   CommandQueue commands_;
   bool running_ = false, ended_ = false;

@@ -81,6 +81,12 @@ void RankServer::fail(const Failure& failure) {
   ring_.close(failure);
 }
 
+bool RankServer::departed() {
+  if (finished()) return true;
+  if (ring_.header().rank_leaving.load() == 0) return false;
+  return ring_.has_message() ? blocked_ && !awaits_store_ && !ring_.holds(Message::Collective) : true;
+}
+
 bool RankServer::step() {
   if (finished()) return false;
   if (blocked_) {
@@ -215,6 +221,12 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
       case Message::Stats: {
         std::string json = stats();
         ring_.respond(Status::Ok, json.data(), json.size());
+        break;
+      }
+      case Message::Ready: {
+        uint64_t n = body.word();
+        const char ready = any_pending(body.words(n), n) ? 0 : 1;
+        ring_.respond(Status::Ok, &ready, 1);
         break;
       }
       case Message::Exit:

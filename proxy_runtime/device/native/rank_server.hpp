@@ -48,6 +48,9 @@ class RankServer {
 
   bool finished() const { return exited_ || failed_; }
   bool exited() const { return exited_; }
+  // Nothing that this rank still does can contribute to a collective: it has ended, or is ending and waits for
+  // others, with no collective left in its queue.
+  bool departed();
   const std::string& failure() const { return failure_; }
   uint64_t step_done() const { return ring_.header().step_done.load(std::memory_order_relaxed); }
   RankState& state() { return state_; }

@@ -15,6 +15,7 @@ bool is_synchronous(Message type) {
     case Message::GetRng:
     case Message::Store:
     case Message::Stats:
+    case Message::Ready:
       return true;
     default:
       return false;
@@ -32,6 +33,19 @@ RingConsumer::RingConsumer(int fd)
 }
 
 bool RingConsumer::has_message() const { return header().head.load(std::memory_order_acquire) != tail_; }
+
+bool RingConsumer::holds(Message type) const {
+  const uint64_t head = header().head.load(std::memory_order_acquire);
+  if (head - tail_ > ring_.ring_bytes()) return false;  // peek says what is wrong with it
+  for (uint64_t at = tail_; at < head;) {
+    MessageHeader h;
+    std::memcpy(&h, ring_.ring() + (at & (ring_.ring_bytes() - 1)), sizeof h);
+    if (static_cast<Message>(h.type) == type) return true;
+    if (h.length < sizeof h) return false;
+    at += h.length;
+  }
+  return false;
+}
 
 std::optional<MessageView> RingConsumer::peek() {
   for (;;) {

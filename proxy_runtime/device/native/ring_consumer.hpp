@@ -32,6 +32,8 @@ class RingConsumer {
   // The message at the head of the queue, nothing if there is none. Throws ProtocolError.
   std::optional<MessageView> peek();
   bool has_message() const;
+  // Whether a message of this type is in the queue.
+  bool holds(Message type) const;
   // After the message has been executed: the only thing that moves the tail.
   void advance(const MessageView& message);
 

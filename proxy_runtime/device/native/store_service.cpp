@@ -7,13 +7,6 @@
 namespace ergo::device {
 namespace {
 
-// A control frame: what it is, whose request, then request or reply bytes.
-struct ControlHeader {
-  uint32_t kind;
-  uint32_t rank;
-};
-constexpr uint32_t kStoreRequest = 1, kStoreReply = 2;
-
 void send(Fabric& fabric, int peer, uint32_t kind, uint32_t rank, std::string_view bytes) {
   ControlHeader header{kind, rank};
   std::string frame(reinterpret_cast<const char*>(&header), sizeof header);

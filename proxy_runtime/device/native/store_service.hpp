@@ -10,6 +10,13 @@
 
 namespace ergo::device {
 
+// A control frame between proxies: what it is, whose, then request or reply bytes.
+struct ControlHeader {
+  uint32_t kind;
+  uint32_t rank;
+};
+inline constexpr uint32_t kStoreRequest = 1, kStoreReply = 2, kRankLeft = 3;
+
 class StoreService final : public StorePort {
  public:
   using Deliver = std::function<void(uint32_t rank, std::string reply)>;

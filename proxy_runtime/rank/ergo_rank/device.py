@@ -68,6 +68,12 @@ def _finish() -> None:
 
     if not _interposer.is_open():
         return
+    # Whoever waits for a collective of this rank need not wait any longer.
+    _interposer.leaving()
+    if getattr(sys, "last_type", None) is not None:
+        # It ends by an exception, which says what there is to say; results that still come are for nobody.
+        _interposer.exit()
+        return
     try:
         _interposer.require()
         _interposer.synchronize()

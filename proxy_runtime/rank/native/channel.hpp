@@ -96,6 +96,10 @@ class Channel {
   // The optimizer-step boundary of this rank: numbers from 1.
   void step();
   uint64_t steps() const { return header_ != nullptr ? header_->step.load() : 0; }
+  // Tells the proxy that no collective follows: the interpreter is ending.
+  void leaving() noexcept {
+    if (open()) header_->rank_leaving.store(1);
+  }
   // Tells the proxy that nothing follows.
   void exit() noexcept;
 

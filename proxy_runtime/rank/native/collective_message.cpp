@@ -36,9 +36,7 @@ class Staging {
     return result;
   }
 
-  void copy_back() const {
-    for (const auto& [host, staged] : pairs_) at::Tensor(host).copy_(staged);
-  }
+  HostResults take_results() { return std::move(pairs_); }
 
  private:
   at::Tensor find(const at::Tensor& t) const {
@@ -46,7 +44,7 @@ class Staging {
       if (host.is_same(t)) return staged;
     return {};
   }
-  std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;
+  HostResults pairs_;
 };
 
 void append_reference(const at::Tensor& t, std::vector<uint64_t>& words) {
@@ -56,7 +54,7 @@ void append_reference(const at::Tensor& t, std::vector<uint64_t>& words) {
 
 }  // namespace
 
-void send_collective(uint64_t communicator, const CollectiveCall& call) {
+HostResults send_collective(uint64_t communicator, const CollectiveCall& call) {
   at::NoGradGuard no_grad;
   Channel& channel = Channel::instance();
   channel.require();
@@ -76,7 +74,19 @@ void send_collective(uint64_t communicator, const CollectiveCall& call) {
   for (int64_t value : call.extra) words.push_back(static_cast<uint64_t>(value));
   channel.send(Message::Collective, words.size(),
                [&](uint64_t* body) { std::memcpy(body, words.data(), 8 * words.size()); });
-  staging.copy_back();
+  return staging.take_results();
+}
+
+bool collectives_done(const std::vector<at::Tensor>& tensors) {
+  bool done = true;
+  Channel::instance().call(
+      Message::Ready, 1 + tensors.size(),
+      [&](uint64_t* body) {
+        body[0] = tensors.size();
+        for (size_t i = 0; i < tensors.size(); ++i) body[1 + i] = handle_of(tensors[i]);
+      },
+      [&](const char* data, size_t n) { done = n == 1 && data[0] != 0; });
+  return done;
 }
 
 }  // namespace ergo::rank

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "messages.hpp"
@@ -19,8 +20,14 @@ struct CollectiveCall {
   std::vector<int64_t> extra = {};
 };
 
-// Sends the message. Host tensors are staged on the device: inputs are copied there first, and results
-// back after, which waits. Throws for tensors that are not dense.
-void send_collective(uint64_t communicator, const CollectiveCall& call);
+// Host tensors that a collective writes, each with its stand-in on the device.
+using HostResults = std::vector<std::pair<at::Tensor, at::Tensor>>;
+
+// Sends the message. Host tensors are staged on the device, inputs with their contents; the outputs among them are
+// returned: they have their results once somebody copies them back. Throws for tensors that are not dense.
+HostResults send_collective(uint64_t communicator, const CollectiveCall& call);
+
+// Whether no collective is going to write these device tensors any more. Does not wait for any.
+bool collectives_done(const std::vector<at::Tensor>& tensors);
 
 }  // namespace ergo::rank

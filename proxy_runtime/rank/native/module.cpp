@@ -157,6 +157,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("synchronize", [] { Channel::instance().synchronize(); });
   m.def("step", [] { Channel::instance().step(); });
   m.def("steps", [] { return Channel::instance().steps(); });
+  m.def("leaving", [] { Channel::instance().leaving(); });
   m.def("exit", [] { Channel::instance().exit(); });
   m.def("is_open", [] { return Channel::instance().open(); });
   m.def("is_forked", [] { return Channel::instance().forked(); });

@@ -1,15 +1,16 @@
 #include "process_group.hpp"
 
-#include <ATen/core/ivalue.h>
-
-#include <algorithm>
+#include <chrono>
+#include <map>
 #include <numeric>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "channel.hpp"
 #include "collective_message.hpp"
 #include "storage.hpp"
+#include "work.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -19,46 +20,59 @@ using c10d::OpType;
 using Tensors = std::vector<Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// The channel is ordered, so whatever uses the results comes after the collective: the work is done, in
-// the sense in which a CUDA stream is "done" with what was enqueued.
-class DoneWork final : public c10d::Work {
- public:
-  DoneWork(int rank, Tensors outputs, OpType type) : Work(rank, type), outputs_(std::move(outputs)) {
-    std::vector<c10::Device> devices;
-    if (std::any_of(outputs_.begin(), outputs_.end(), [](const Tensor& t) { return t.device().type() == kDeviceType; }))
-      devices.push_back(device());
-    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
-    future_->markCompleted(c10::IValue(outputs_));
-  }
-  bool isCompleted() override { return true; }
-  bool isSuccess() const override { return true; }
-  bool wait(std::chrono::milliseconds) override { return true; }
-  void synchronize() override {}
-  void blockCurrentStream() override {}
-  std::vector<Tensor> result() override { return outputs_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-
- private:
-  Tensors outputs_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
-};
-
 ReduceOp reduce_op(const c10d::ReduceOp& op) {
+  if (op.op_ == c10d::ReduceOp::PREMUL_SUM) return ReduceOp::Sum;  // of what premultiplied() gives
   TORCH_CHECK_NOT_IMPLEMENTED(op.op_ <= c10d::ReduceOp::BXOR, "ergosphere: this reduce operation is not supported");
   return static_cast<ReduceOp>(static_cast<uint8_t>(op.op_));
 }
 
-class ProcessGroupErgo final : public c10d::Backend {
+// The inputs, each multiplied by the factor of a PREMUL_SUM, and as they are for any other reduction.
+Tensors premultiplied(const Tensors& inputs, const c10d::ReduceOp& op) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return inputs;
+  const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK(factor != nullptr, "ergosphere: a premultiplied sum without its factor");
+  at::NoGradGuard no_grad;
+  Tensors result;
+  for (const Tensor& t : inputs)
+    result.push_back(factor->tensor_factor.defined() ? t.mul(factor->tensor_factor.to(t.device(), t.scalar_type()))
+                                                     : t.mul(factor->double_factor));
+  return result;
+}
+
+// Must begin as torch's own gloo backend does: DDP's logger looks at the number of its threads through a static cast
+// of every backend that calls itself "gloo" (logger.cpp).
+struct GlooOptions : c10d::Backend::Options {
+  using Options::Options;
+  c10::intrusive_ptr<Options> clone() const override { return c10::make_intrusive<GlooOptions>(*this); }
+  std::vector<std::shared_ptr<void>> devices;
+  int threads = 1;
+};
+class GlooShaped : public c10d::Backend {
  public:
-  ProcessGroupErgo(std::string name, uint64_t id, int rank, int size)
-      : Backend(rank, size), name_(std::move(name)), id_(id), options_(c10::make_intrusive<Options>(name_)) {}
+  GlooShaped(const std::string& name, int rank, int size)
+      : Backend(rank, size), options_(c10::make_intrusive<GlooOptions>(name)) {}
+
+ protected:
+  std::shared_ptr<void> store_;
+  const c10::intrusive_ptr<GlooOptions> options_;
+};
+
+class ProcessGroupErgo final : public GlooShaped {
+ public:
+  ProcessGroupErgo(std::string name, uint64_t id, int rank, std::vector<int64_t> members)
+      : GlooShaped(name, rank, static_cast<int>(members.size())),
+        name_(std::move(name)),
+        id_(id),
+        members_(std::move(members)) {
+    announce(id_);
+  }
 
   const std::string getBackendName() const override { return name_; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override {}
   WorkPtr endCoalescing() override { return done({}, OpType::COALESCED); }
-  void setTimeout(std::chrono::milliseconds) override {}
+  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   void setSequenceNumberForGroup() override {}
 
@@ -75,12 +89,16 @@ class ProcessGroupErgo final : public c10d::Backend {
   }
 
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& o) override {
-    for (const Tensor& t : tensors)
+    // In place at the root; what a premultiplied sum works on is a copy.
+    const Tensors values = premultiplied(tensors, o.reduceOp);
+    for (size_t i = 0; i < tensors.size(); ++i) {
       send({.kind = CollectiveKind::Reduce,
             .reduce = reduce_op(o.reduceOp),
             .root = o.rootRank,
-            .inputs = {t},
-            .outputs = {t}});
+            .inputs = {values[i]},
+            .outputs = {values[i]}});
+      if (getRank() == o.rootRank) take_over(tensors[i], values[i]);
+    }
     return done(tensors, OpType::REDUCE);
   }
 
@@ -118,7 +136,7 @@ class ProcessGroupErgo final : public c10d::Backend {
     for (size_t i = 0; i < outputs.size(); ++i)
       send({.kind = CollectiveKind::ReduceScatter,
             .reduce = reduce_op(o.reduceOp),
-            .inputs = inputs[i],
+            .inputs = premultiplied(inputs[i], o.reduceOp),
             .outputs = {outputs[i]}});
     return done(outputs, OpType::REDUCE_SCATTER);
   }
@@ -127,7 +145,7 @@ class ProcessGroupErgo final : public c10d::Backend {
                 "reduce_scatter: the input must have world_size times the elements of the output");
     send({.kind = CollectiveKind::ReduceScatter,
           .reduce = reduce_op(o.reduceOp),
-          .inputs = {input},
+          .inputs = premultiplied({input}, o.reduceOp),
           .outputs = {output}});
     return done({output}, OpType::_REDUCE_SCATTER_BASE);
   }
@@ -167,34 +185,114 @@ class ProcessGroupErgo final : public c10d::Backend {
     return done({output}, OpType::ALLTOALL_BASE);
   }
 
-  // Messages between two ranks keep their order; tags do not reorder them, as with NCCL.
-  WorkPtr send(Tensors& tensors, int destination, int) override {
-    for (const Tensor& t : tensors) send({.kind = CollectiveKind::Send, .root = destination, .inputs = {t}});
+  // As with NCCL, tags do not reorder messages of device tensors; as with gloo, those of host tensors match by tag.
+  WorkPtr send(Tensors& tensors, int destination, int tag) override {
+    for (const Tensor& t : tensors)
+      send({.kind = CollectiveKind::Send, .root = destination, .inputs = {t}}, tagged(tag, t));
     return done({}, OpType::SEND);
   }
-  WorkPtr recv(Tensors& tensors, int source, int) override {
-    for (const Tensor& t : tensors) send({.kind = CollectiveKind::Recv, .root = source, .outputs = {t}});
+  WorkPtr recv(Tensors& tensors, int source, int tag) override {
+    for (const Tensor& t : tensors)
+      send({.kind = CollectiveKind::Recv, .root = source, .outputs = {t}}, tagged(tag, t));
     return done(tensors, OpType::RECV);
+  }
+  WorkPtr recvAnysource(Tensors&, int) override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                "ergosphere: receiving from any rank has no fixed order, so a job that does it could "
+                                "not be continued with the same bits. Name the rank: recv(tensor, src=...).");
   }
 
   WorkPtr barrier(const c10d::BarrierOptions&) override {
     send({.kind = CollectiveKind::Barrier});
     Channel::instance().synchronize();
+    settle_forgotten_works();
     return done({}, OpType::BARRIER);
   }
-  void monitoredBarrier(const c10d::BarrierOptions& o, bool) override { barrier(o); }
+
+  // Everybody reports to group rank 0, which answers: so it knows who has not come.
+  void monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) override {
+    at::NoGradGuard no_grad;
+    const auto timeout = o.timeout == c10d::kUnsetTimeout || o.timeout == kNoTimeout ? options_->timeout : o.timeout;
+    const auto until = std::chrono::steady_clock::now() + timeout;
+    // One communicator for each: what a barrier that failed has left behind disturbs no later one.
+    const uint64_t group = derived(0x6D6F6E69746F72ull + 2 * ++monitored_barriers_);
+    const Tensor token = at::zeros({1}, at::TensorOptions().device(device()).dtype(at::kByte));
+    std::string missing;
+    auto report = [&] {
+      TORCH_CHECK(missing.empty(), "Rank ", getRank(), " waited ", timeout.count(),
+                  " ms in monitored_barrier for ranks that did not come: ", missing);
+    };
+    if (getRank() != 0) {
+      send({.kind = CollectiveKind::Send, .root = 0, .inputs = {token}}, group);
+      if (!received(0, group, until)) missing = "0 (or ranks that it waits for)";
+      report();
+      return;
+    }
+    for (int from = 1; from < getSize(); ++from) {
+      if (received(from, group, until)) continue;
+      missing += (missing.empty() ? "" : ", ") + std::to_string(from);
+      if (!wait_all_ranks) report();
+    }
+    report();
+    for (int to = 1; to < getSize(); ++to) send({.kind = CollectiveKind::Send, .root = to, .inputs = {token}}, group);
+  }
 
  private:
-  void send(const CollectiveCall& call) {
-    send_collective(id_, call);
+  void send(const CollectiveCall& call) { send(call, id_); }
+  void send(const CollectiveCall& call, uint64_t communicator) {
+    auto results = send_collective(communicator, call);
+    results_.insert(results_.end(), std::make_move_iterator(results.begin()), std::make_move_iterator(results.end()));
     ++sequence_;
   }
   WorkPtr done(Tensors outputs, OpType type) {
-    return c10::make_intrusive<DoneWork>(getRank(), std::move(outputs), type);
+    return make_work(getRank(), std::move(outputs), type, std::exchange(results_, {}));
   }
   WorkPtr reduce_in_place(Tensors& tensors, const c10d::ReduceOp& op, OpType type) {
-    send({.kind = CollectiveKind::AllReduce, .reduce = reduce_op(op), .inputs = tensors, .outputs = tensors});
+    const Tensors values = premultiplied(tensors, op);
+    send({.kind = CollectiveKind::AllReduce, .reduce = reduce_op(op), .inputs = values, .outputs = values});
+    for (size_t i = 0; i < tensors.size(); ++i) take_over(tensors[i], values[i]);
     return done(tensors, type);
+  }
+  // The result of a premultiplied sum, which was made in a copy.
+  void take_over(const Tensor& target, const Tensor& value) {
+    if (target.is_same(value)) return;
+    at::NoGradGuard no_grad;
+    if (!results_.empty()) make_work(getRank(), {}, OpType::UNKNOWN, std::exchange(results_, {}))->wait();
+    Tensor(target).copy_(value);
+  }
+
+  void announce(uint64_t communicator) {
+    Channel& channel = Channel::instance();
+    channel.require();
+    channel.send(Message::Communicator, 3 + members_.size(), [&](uint64_t* body) {
+      body[0] = communicator;
+      body[1] = static_cast<uint64_t>(getRank());
+      body[2] = members_.size();
+      for (size_t i = 0; i < members_.size(); ++i) body[3 + i] = static_cast<uint64_t>(members_[i]);
+    });
+  }
+  // Another communicator of the same members, the same at all of them for equal `what`.
+  uint64_t derived(uint64_t what) {
+    auto [entry, fresh] = derived_.try_emplace(what, 0);
+    if (fresh) {
+      uint64_t mixed = (id_ ^ what) * 0x9E3779B97F4A7C15ull;
+      mixed ^= mixed >> 32;
+      entry->second = mixed * 0xBF58476D1CE4E5B9ull + what;
+      announce(entry->second);
+    }
+    return entry->second;
+  }
+  uint64_t tagged(int tag, const Tensor& t) {
+    return tag == 0 || t.device().type() == kDeviceType ? id_ : derived(2 * static_cast<uint64_t>(tag) + 1);
+  }
+  bool received(int source, uint64_t communicator, std::chrono::steady_clock::time_point until) {
+    const Tensor token = at::empty({1}, at::TensorOptions().device(device()).dtype(at::kByte));
+    send({.kind = CollectiveKind::Recv, .root = source, .outputs = {token}}, communicator);
+    while (!collectives_done({token})) {
+      if (std::chrono::steady_clock::now() >= until) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
   }
   static void check_lists(size_t outputs, size_t inputs) {
     TORCH_CHECK(outputs == inputs, "collective: got ", outputs, " outputs for ", inputs, " inputs");
@@ -215,23 +313,17 @@ class ProcessGroupErgo final : public c10d::Backend {
 
   std::string name_;
   uint64_t id_;
-  c10::intrusive_ptr<Options> options_;
-  uint64_t sequence_ = 0;
+  std::vector<int64_t> members_;
+  std::map<uint64_t, uint64_t> derived_;  // communicators of tags and monitored barriers
+  uint64_t sequence_ = 0, monitored_barriers_ = 0;
+  HostResults results_;  // of the call that is being made
 };
 
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_process_group(const std::string& name, uint64_t id, int rank,
                                                      const std::vector<int64_t>& members) {
-  Channel& channel = Channel::instance();
-  channel.require();
-  channel.send(Message::Communicator, 3 + members.size(), [&](uint64_t* body) {
-    body[0] = id;
-    body[1] = static_cast<uint64_t>(rank);
-    body[2] = members.size();
-    for (size_t i = 0; i < members.size(); ++i) body[3 + i] = static_cast<uint64_t>(members[i]);
-  });
-  return c10::make_intrusive<ProcessGroupErgo>(name, id, rank, static_cast<int>(members.size()));
+  return c10::make_intrusive<ProcessGroupErgo>(name, id, rank, members);
 }
 
 }  // namespace ergo::rank
