@@ -106,7 +106,7 @@ def scatters_and_gathers() -> str:
     else:  # gloo has no lists here
         dist.reduce_scatter_tensor(listed, torch.cat(blocks))
     stacked, joined = torch.empty(WORLD, 4, device=DEVICE), torch.empty(4 * WORLD, device=DEVICE)
-    dist.all_gather_into_tensor(stacked, values(4))
+    dist.all_gather_into_tensor(stacked if ON_DEVICE else stacked.view(-1), values(4))  # gloo joins, never stacks
     dist.all_gather_into_tensor(joined, values(4))
     parts = [torch.empty(4, device=DEVICE) for _ in range(WORLD)] if RANK == 1 else None
     dist.gather(values(4), parts, dst=1)
