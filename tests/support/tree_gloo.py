@@ -18,7 +18,7 @@ _kept: list[torch.library.Library] = []
 
 
 def _combine(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    kinds = dist.ReduceOp.RedOpType
+    kinds: Any = dist.ReduceOp.RedOpType
     return {
         kinds.SUM: torch.Tensor.add_,
         kinds.AVG: torch.Tensor.add_,
@@ -41,7 +41,8 @@ def tree_reduce(values: _Tensors, op: Any) -> torch.Tensor:
         return _combine(op)(walk(part[:half]), walk(part[half:]))
 
     total = walk(values)
-    if op == dist.ReduceOp.RedOpType.AVG:
+    kinds: Any = dist.ReduceOp.RedOpType
+    if op == kinds.AVG:
         total = total.div_(len(values)) if total.is_floating_point() or total.is_complex() else total // len(values)
     return total
 

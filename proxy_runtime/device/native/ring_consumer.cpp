@@ -115,8 +115,8 @@ void RingConsumer::report(const Failure& failure) {
 
 void RingConsumer::close(const Failure& failure) {
   report(failure);
+  header().proxy_gone.store(1);  // before the answer: whoever reads it keeps the error for what comes after
   respond(failure.status, failure.message.data(), failure.message.size());
-  header().proxy_gone.store(1);
   wake_producer();
 }
 

@@ -311,7 +311,8 @@ void Channel::raise_asynchronous_error() {
   if (C10_LIKELY(header_->error_flag.load() == 0)) return;
   const auto status = static_cast<Status>(header_->error_status);
   const std::string message(header_->error_message, strnlen(header_->error_message, kErrorBytes));
-  header_->error_flag.store(0);
+  // A proxy that serves this rank no longer has said why: that stays the answer to everything.
+  if (header_->proxy_gone.load() == 0) header_->error_flag.store(0);
   raise_status(status, message + "\n(raised by an earlier operation on the device; it surfaced at this point)");
 }
 
