@@ -117,20 +117,11 @@ bool Channel::wait_until(Ready&& ready, bool interruptible) {
   } while (now_ns() < until);
   interruptible = interruptible && runs_signal_handlers();
   for (;;) {
-<<<<<<< HEAD
     if (ready()) return true;
-    if (header_->proxy_gone.load() != 0) raise_gone();
-=======
-    if (ready()) return;
     if (header_->proxy_gone.load() != 0) {
-      // A proxy that stops serving this rank answers and says why before it is gone.
-      if (ready()) return;
-      raise_asynchronous_error();
+      if (ready()) return true;  // a proxy that stops serving this rank answers, and is gone then
+      raise_gone();
     }
-    TORCH_CHECK(header_->proxy_gone.load() == 0,
-                "ergosphere: the device proxy of this rank has ended; the device's state is lost and the job must go "
-                "back to its last checkpoint");
->>>>>>> 71777dc (torch.distributed in a rank: page, tests of departures; why a proxy stopped serving is said before that it is gone)
     sleepers_.fetch_add(1);
     header_->producer_sleeping.store(1);
     if (!ready()) futex(&header_->producer_sleeping, FUTEX_WAIT, 1, &kFutexTimeout);
