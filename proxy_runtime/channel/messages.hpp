@@ -42,6 +42,7 @@ enum class Message : uint16_t {
   Stats = 17,         // [S]                                              -> JSON bytes
   Exit = 18,          // the rank's interpreter ends normally; nothing follows
   Flags = 19,         // n, words[n]: precision and determinism flags of the rank (wire.hpp FlagWord order)
+  DeviceInfo = 20,    // [S]                      -> words: bytes of memory, capability (0: unknown), processors, name[]
 };
 
 // Define body (words): template id (kNoTemplate: one-off, do not keep), base handle, n_name_bytes,

@@ -9,7 +9,7 @@ namespace ergo::device {
 
 class ProcessState {
  public:
-  explicit ProcessState(DeviceBackend& backend) : backend_(backend), default_(backend.default_generator()) {}
+  explicit ProcessState(DeviceBackend& backend);
 
   // Gives a new rank its default generator, seeded as torch seeds an accelerator's.
   void admit(RankState& rank);
@@ -32,12 +32,13 @@ class ProcessState {
  private:
   void switch_to(RankState& rank);
   void set_globals(uint64_t globals);
-  void apply_flags(const std::vector<uint64_t>& flags);
+  void apply(std::vector<uint64_t> flags);
   at::Generator& find(RankState& rank, uint64_t id);
 
   DeviceBackend& backend_;
   at::Generator default_;
   RankState* entered_ = nullptr;
+  std::vector<uint64_t> initial_flags_;
   uint64_t globals_ = ~uint64_t{0};
 };
 

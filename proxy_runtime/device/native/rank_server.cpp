@@ -88,6 +88,7 @@ bool RankServer::step() {
     blocked_ = false;
   }
   std::optional<MessageView> message;
+  running_.clear();
   try {
     message = ring_.peek();
     if (!message) return false;
@@ -106,7 +107,7 @@ bool RankServer::step() {
     if (failed && is_synchronous(message->type))
       ring_.respond(failure.status, failure.message.data(), failure.message.size());
     else if (failed)
-      ring_.report(failure);
+      ring_.report({failure.status, running_ + failure.message});
     state_.messages++;
     ring_.advance(*message);
   } catch (const ProtocolError& e) {
@@ -217,6 +218,16 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
         ring_.respond(Status::Ok, json.data(), json.size());
         break;
       }
+      case Message::DeviceInfo: {
+        const DeviceInfo info = services_.backend.info();
+        WordWriter words;
+        words.word(info.memory_bytes);
+        words.word(uint64_t{info.major} << 32 | info.minor);
+        words.word(info.processors);
+        words.bytes(info.name.data(), info.name.size());
+        ring_.respond(Status::Ok, words.words().data(), words.size() * sizeof(uint64_t));
+        break;
+      }
       case Message::Exit:
         exited_ = true;
         break;
@@ -254,8 +265,13 @@ void RankServer::define(WordReader body) {
 
 void RankServer::execute(WordReader body) {
   ExecBody e(body);
-  services_.executor.execute(state_, state_.templates.at(e.id),
-                             {WordReader(e.handles, e.n_handles), e.payload, e.base});
+  const Template& t = state_.templates.at(e.id);
+  try {
+    services_.executor.execute(state_, t, {WordReader(e.handles, e.n_handles), e.payload, e.base});
+  } catch (...) {
+    running_ = t.name + ": ";  // nobody waits for this message: its failure must say where it comes from
+    throw;
+  }
 }
 
 void RankServer::allocate(uint64_t handle, uint64_t bytes) {

@@ -76,6 +76,7 @@ class RankServer {
   uint64_t blocked_at_ = 0;  // state_.completions when it blocked
   std::optional<std::string> store_reply_;
   std::string failure_;
+  std::string running_;  // the operator whose failure is being reported
 };
 
 }  // namespace ergo::device

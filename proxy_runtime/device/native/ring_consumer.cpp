@@ -15,6 +15,7 @@ bool is_synchronous(Message type) {
     case Message::GetRng:
     case Message::Store:
     case Message::Stats:
+    case Message::DeviceInfo:
       return true;
     default:
       return false;

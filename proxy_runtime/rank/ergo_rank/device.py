@@ -18,12 +18,21 @@ def install(channel: Channel) -> None:
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from ergo_rank import _interposer, compiling, distributed, forbidden, generators, kernels, lean, memory, storages
+    from ergo_rank import (
+        _interposer,
+        compiling,
+        distributed,
+        flags,
+        forbidden,
+        generators,
+        kernels,
+        lean,
+        memory,
+        storages,
+    )
 
-    _interposer.start(channel.base, channel.kind)
-    if channel.kind == "cpu":
-        # Composites would otherwise choose kernels that only a GPU has.
-        torch.backends.cudnn.enabled = False
+    _interposer.start(channel.base, channel.kind, channel.device_bytes)
+    flags.install(channel.kind)
     torch.cuda.init()
     generators.install()
     storages.install()
@@ -67,6 +76,9 @@ def _finish() -> None:
     from ergo_rank import _interposer
 
     if not _interposer.is_open():
+        return
+    if _interposer.fault_raised():  # the script has seen it, and has gone on to its end
+        _interposer.exit()
         return
     try:
         _interposer.require()

@@ -144,8 +144,12 @@ class Channel {
   const char* response() const { return answer_.data(); }
   size_t response_length() const { return answer_.size(); }
   void raise_asynchronous_error();
+  // An operation failed on the device after its call had returned: as on CUDA, the device is lost to this process.
+  bool faulted() const { return header_ != nullptr && header_->error_flag.load(std::memory_order_relaxed) != 0; }
+  bool fault_raised() const { return fault_raised_; }
 
  private:
+  [[noreturn]] void raise_fault();
   uint64_t room_end(uint64_t length) const;
   char* reserve(uint64_t length);
   void publish(uint64_t length);
@@ -171,6 +175,7 @@ class Channel {
     std::function<void(Status, std::string_view)> take;
   };
   std::optional<Outstanding> outstanding_;
+  std::atomic<bool> fault_raised_{false};
   std::mutex mutex_;
   std::mutex release_mutex_;
   std::vector<uint64_t> releases_;
