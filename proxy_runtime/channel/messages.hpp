@@ -43,6 +43,11 @@ enum class Message : uint16_t {
   Exit = 18,          // the rank's interpreter ends normally; nothing follows
   Flags = 19,         // n, words[n]: precision and determinism flags of the rank (wire.hpp FlagWord order)
   DeviceInfo = 20,    // [S]                      -> words: bytes of memory, capability (0: unknown), processors, name[]
+  Mark = 21,          // marker id: the moment at which the queue has come here is kept
+  Unmark = 22,        // marker id
+  Elapsed = 23,       // [S] marker id, marker id -> i64 nanoseconds from the first to the second
+  Pull = 24,          // handle, offset, length, at: the bytes go to the response area, from `at`; no response
+  FreeGenerator = 25,  // generator id
 };
 
 // Define body (words): template id (kNoTemplate: one-off, do not keep), base handle, n_name_bytes,

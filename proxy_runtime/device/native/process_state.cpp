@@ -99,6 +99,10 @@ void ProcessState::new_generator(RankState& rank, uint64_t id) {
     throw ProtocolError("generator " + std::to_string(id) + " is created a second time");
 }
 
+void ProcessState::free_generator(RankState& rank, uint64_t id) {
+  if (id == 0 || rank.generators.erase(id) == 0) throw ProtocolError("unknown generator " + std::to_string(id));
+}
+
 void ProcessState::seed(RankState& rank, uint64_t id, uint64_t seed) {
   at::Generator& generator = find(rank, id);
   std::lock_guard<std::mutex> lock(generator.mutex());

@@ -24,6 +24,7 @@ class ProcessState {
   }
 
   void new_generator(RankState& rank, uint64_t id);
+  void free_generator(RankState& rank, uint64_t id);
   void seed(RankState& rank, uint64_t id, uint64_t seed);
   // State bytes as torch's get_state gives them. Throws ProtocolError for an unknown id.
   at::Tensor get_state(RankState& rank, uint64_t id);

@@ -9,6 +9,8 @@
 namespace ergo::device {
 namespace {
 
+constexpr size_t kMarks = 1 << 20;
+
 // Operands of a message whose body is nothing but words.
 template <size_t N>
 std::array<uint64_t, N> operands(WordReader body) {
@@ -128,6 +130,7 @@ bool RankServer::any_pending(const uint64_t* handles, size_t n) const {
 bool RankServer::waits(Message type, WordReader body) const {
   switch (type) {
     case Message::Read:
+    case Message::Pull:
     case Message::Write:
     case Message::Resize:
       return state_.storages.is_pending(body.word());
@@ -144,6 +147,7 @@ bool RankServer::waits(Message type, WordReader body) const {
     case Message::Sync:
     case Message::Stats:
     case Message::GetRng:
+    case Message::Mark:
       return true;
     default:
       return false;
@@ -192,6 +196,9 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
       case Message::NewGenerator:
         services_.process.new_generator(state_, operands<1>(body)[0]);
         break;
+      case Message::FreeGenerator:
+        services_.process.free_generator(state_, operands<1>(body)[0]);
+        break;
       case Message::GetRng: {
         at::Tensor state = services_.process.get_state(state_, operands<1>(body)[0]);
         ring_.respond(Status::Ok, state.const_data_ptr(), state.nbytes());
@@ -218,6 +225,26 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
         ring_.respond(Status::Ok, json.data(), json.size());
         break;
       }
+      case Message::Mark: {
+        const uint64_t id = operands<1>(body)[0];
+        if (state_.marks.size() >= kMarks && !state_.marks.count(id)) throw ProtocolError("too many timing events");
+        state_.marks[id] = services_.backend.now();
+        break;
+      }
+      case Message::Unmark:
+        state_.marks.erase(operands<1>(body)[0]);
+        break;
+      case Message::Elapsed: {
+        auto [from, to] = operands<2>(body);
+        const auto first = state_.marks.find(from), second = state_.marks.find(to);
+        TORCH_CHECK(first != state_.marks.end() && second != state_.marks.end(), "an event that was not recorded");
+        const int64_t ns = second->second - first->second;
+        ring_.respond(Status::Ok, &ns, sizeof ns);
+        break;
+      }
+      case Message::Pull:
+        pull(body);
+        break;
       case Message::DeviceInfo: {
         const DeviceInfo info = services_.backend.info();
         WordWriter words;
@@ -303,6 +330,15 @@ void RankServer::read(WordReader body) {
   require_range(offset, length, physical->storage.nbytes(), "read");
   services_.backend.read(physical->storage, offset, ring_.response_area(), length);
   ring_.respond(Status::Ok, ring_.response_area(), length);
+}
+
+void RankServer::pull(WordReader body) {
+  auto [handle, offset, length, at] = operands<4>(body);
+  if (at > ring_.response_bytes() || length > ring_.response_bytes() - at)
+    throw ProtocolError("a read beyond the end of the response area");
+  const PhysicalPtr& physical = state_.storages.find(handle);
+  require_range(offset, length, physical->storage.nbytes(), "read");
+  services_.backend.read(physical->storage, offset, ring_.response_area() + at, length);
 }
 
 RankServer::Outcome RankServer::store(WordReader body) {

@@ -66,6 +66,7 @@ class RankServer {
   void resize(uint64_t handle, uint64_t bytes);
   void write(WordReader body);
   void read(WordReader body);
+  void pull(WordReader body);
   Outcome store(WordReader body);
 
   Services services_;

@@ -67,8 +67,9 @@ def install() -> None:
         return _interposer.memory_fraction()
 
     def raising_synchronize(device: Any = None) -> None:
-        synchronize(device)  # checks the argument
-        _interposer.synchronize()  # an error from the device may pass here, but not through CUDA's C interface
+        _index(device)
+        _interposer.synchronize()  # an error from the device is raised here with its own text
+        synchronize(device)
 
     for function in (
         memory_stats_as_nested_dict,

@@ -300,24 +300,32 @@ void Channel::raise_asynchronous_error() {
   if (C10_UNLIKELY(header_->error_flag.load() != 0)) raise_fault();
 }
 
+std::string Channel::fault_text() const {
+  const std::string message(header_->error_message, strnlen(header_->error_message, kErrorBytes));
+  return "device-side assert triggered\n" + message +
+         "\nAn earlier operation raised this on the device after its call had returned, so the stack trace may be of a "
+         "later one; ERGO_LAUNCH_BLOCKING=1 (or CUDA_LAUNCH_BLOCKING=1) has it raised at its line. The device cannot "
+         "be used any more in this process.";
+}
+
 // The flag stays: whatever was computed since is not what the script asked for.
 void Channel::raise_fault() {
-  const std::string message(header_->error_message, strnlen(header_->error_message, kErrorBytes));
-  const auto status = static_cast<Status>(header_->error_status);
   const bool first = !fault_raised_.exchange(true);
-  if (status == Status::OutOfMemory && first)
+  if (static_cast<Status>(header_->error_status) == Status::OutOfMemory && first)
     C10_THROW_ERROR(OutOfMemoryError,
-                    message +
+                    std::string(header_->error_message, strnlen(header_->error_message, kErrorBytes)) +
                         "\nThe machine of the device has less memory than it was said to have, and an earlier "
-                        "operation failed after its call had returned: the device cannot be used any more in "
-                        "this process. Give the job a smaller device memory (ergo run --device-memory).");
+                        "operation failed after its call had returned: the device cannot be used any more in this "
+                        "process. Give the job a smaller device memory (ergo run --device-memory).");
   constexpr int kCudaErrorAssert = 710;
   throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, kCudaErrorAssert,
-                              "CUDA error: device-side assert triggered\n" + message +
-                                  "\nAn earlier operation raised this on the device after its call had returned, so "
-                                  "the stack trace below may be of a later one; ERGO_LAUNCH_BLOCKING=1 (or "
-                                  "CUDA_LAUNCH_BLOCKING=1) has it raised at its line. The device cannot be used any "
-                                  "more in this process.\n");
+                              "CUDA error: " + fault_text());
+}
+
+void Channel::wait_for(uint64_t place) {
+  if (passed(place)) return;
+  GilRelease gil;  // nothing, where the caller has done it already
+  wait_until([&] { return passed(place); }, /*interruptible=*/false);
 }
 
 void Channel::synchronize() {

@@ -99,6 +99,7 @@ class Channel {
   // Tells the proxy that nothing follows.
   void exit() noexcept;
 
+  const char* response_area() const { return response_; }
   uint64_t response_capacity() const { return response_bytes_; }
   // Largest body, in words, that a message may have.
   size_t max_words() const { return ring_bytes_ / 16 - 2; }
@@ -147,6 +148,13 @@ class Channel {
   // An operation failed on the device after its call had returned: as on CUDA, the device is lost to this process.
   bool faulted() const { return header_ != nullptr && header_->error_flag.load(std::memory_order_relaxed) != 0; }
   bool fault_raised() const { return fault_raised_; }
+  std::string fault_text() const;
+
+  // Where the queue ends now, and whether the device has come to such a place.
+  uint64_t published() const { return header_->head.load(std::memory_order_acquire); }
+  bool passed(uint64_t place) const { return header_->tail.load(std::memory_order_acquire) >= place; }
+  // Waits for it. Errors of operations before it are the caller's to raise.
+  void wait_for(uint64_t place);
 
  private:
   [[noreturn]] void raise_fault();

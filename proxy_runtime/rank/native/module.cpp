@@ -13,6 +13,7 @@
 #include "generator.hpp"
 #include "memory.hpp"
 #include "process_group.hpp"
+#include "queue.hpp"
 #include "registration.hpp"
 #include "storage.hpp"
 #include "templates.hpp"
@@ -104,6 +105,7 @@ void start(uintptr_t base, const std::string& kind, uint64_t device_bytes) {
   channel.install_fork_handlers();
   set_device_memory(device_bytes);
   connect_stubs();
+  connect_queue();
   install_fault_handler();
   c10::SetAllocator(kDeviceType, device_allocator(), 255);
   register_operators(kind == "cpu" ? DeviceKind::Cpu : DeviceKind::Cuda);

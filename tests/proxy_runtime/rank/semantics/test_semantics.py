@@ -12,10 +12,18 @@ from launcher import Launcher
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-@pytest.mark.parametrize("name", ["device_index", "flags", "faults"])
+@pytest.mark.parametrize("name", ["device_index", "flags", "faults", "streams", "pinned"])
 def test_script(launcher: Launcher, name: str) -> None:
     (result,) = launcher.run(SCRIPTS / f"{name}.py")
     assert result.code == 0 and result.out.endswith("ok\n"), result.err
+
+
+def test_generators(launcher: Launcher) -> None:
+    """Ranks that seed alike draw alike, on devices of their own or on one."""
+    results = launcher.run(SCRIPTS / "generators.py", ranks=2, devices=1)
+    for result in results:
+        assert result.code == 0 and result.out.endswith("ok\n"), result.err
+    assert len({result.out.splitlines()[0].split()[1] for result in results}) == 1
 
 
 def test_memory_limit(launcher: Launcher) -> None:
