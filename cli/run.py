@@ -67,6 +67,10 @@ def run(
         ),
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads a device; constant for the life of a job.", min=1)] = 1,
+    device_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory of each rank's device: 800MiB, 16GiB; default: all of the machine."),
+    ] = None,
     transport: Annotated[str, typer.Option(help="Between device proxies: shm or tcp.")] = "shm",
     network: Annotated[
         str, typer.Option(help="host, or private: a namespace for each rank in which only loopback is up.")
@@ -88,6 +92,8 @@ def run(
     if network not in ("host", "private"):
         raise typer.BadParameter(f"{network!r} is neither host nor private", param_hint="--network")
     interval = _seconds(cut_every) if cut_every else None
+    if restore and device_memory:
+        raise typer.BadParameter("a job keeps the device memory that it began with", param_hint="--device-memory")
     if restore and command:
         raise typer.BadParameter("a checkpoint is continued with its own script", param_hint="SCRIPT")
     if not restore and (checkpoint != "HEAD" or job_id is not None):
@@ -101,6 +107,7 @@ def run(
         cwd=directory,
         checkpoint_dir=restore or checkpoint_dir,
         threads=threads,
+        device_memory=_bytes(device_memory) if device_memory else 0,
         transport=transport,
         network=network,
         python=python,
@@ -121,6 +128,13 @@ def run(
     if json_report is not None:
         json_report.write_bytes(orjson.dumps(foreground.report(job, code), option=orjson.OPT_INDENT_2))
     raise typer.Exit(code)
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+)\s*([KMGT]i?B?|B)?", text, re.IGNORECASE)
+    if match is None or int(match[1]) == 0:
+        raise typer.BadParameter(f"{text!r} is not a size such as 800MiB or 16GiB", param_hint="--device-memory")
+    return int(match[1]) << 10 * " KMGT".index((match[2] or "B")[0].upper().replace("B", " "))
 
 
 class _InterruptedEarly(BaseException):

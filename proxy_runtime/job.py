@@ -26,6 +26,9 @@ from proxy_runtime.shim.client import ShimClient, running_jobs
 from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.spec import CutReport, CutRequest, RunError, RunSpec
 
+# Our settings are not a job's, but for what a script's author sets for the script.
+_FOR_RANKS = frozenset({"ERGO_LAUNCH_BLOCKING"})
+
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
@@ -42,6 +45,7 @@ class JobOptions:
     env: dict[str, str] | None = None
     checkpoint_dir: Path | None = None
     threads: int = 1
+    device_memory: int = 0
     transport: str = "shm"
     network: Network = "host"
     linger: bool = False
@@ -255,7 +259,7 @@ def _spec(options: JobOptions) -> RunSpec:
             remedy="Set ERGO_HOME to a directory outside it, or run from another directory.",
         )
     env = dict(os.environ if options.env is None else options.env)
-    env = {name: value for name, value in env.items() if not name.startswith("ERGO_")}
+    env = {name: value for name, value in env.items() if name in _FOR_RANKS or not name.startswith("ERGO_")}
     return RunSpec(
         job_id=options.job_id,
         argv=options.argv,
@@ -265,6 +269,7 @@ def _spec(options: JobOptions) -> RunSpec:
         devices=options.devices,
         checkpoint_dir=str((options.checkpoint_dir or layout.checkpoints).absolute()),
         threads=options.threads,
+        device_memory=options.device_memory,
         transport=options.transport,
         network=options.network,
         linger=options.linger,

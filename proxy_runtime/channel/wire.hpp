@@ -47,23 +47,41 @@ enum class ListElement : uint8_t { Other = 0, Tensor = 1, OptionalTensor = 2, Nu
 inline uint64_t key_word(Tag tag, uint64_t fields = 0) { return static_cast<uint64_t>(tag) | (fields << 8); }
 
 // The first key word of every template: op-independent state that changes results.
-// bits 0..7 default dtype, 8 deterministic algorithms, 9 deterministic warn-only.
+// bits 0..7 default dtype, 8 deterministic algorithms, 9 deterministic warn-only, 16..47 the rank's number of its
+// flags (torch_flags.hpp), which travel in a Flags message of their own: the number keeps templates apart.
 inline uint64_t globals_word(uint8_t default_dtype, bool deterministic, bool warn_only) {
   return uint64_t{default_dtype} | (uint64_t{deterministic} << 8) | (uint64_t{warn_only} << 9);
 }
 
-// Flags message: words in this order.
+// Flags message: words in this order (torch_flags.hpp).
 enum class FlagWord : uint8_t {
-  AllowTf32Matmul,
-  AllowTf32Cudnn,
+  Float32Precision,  // the table of precisions per back-end and operator, packed
   MatmulPrecision,
+  AllowTf32Cudnn,
+  AllowTf32Onednn,
   CudnnEnabled,
   CudnnBenchmark,
+  CudnnBenchmarkLimit,
   CudnnDeterministic,
+  MkldnnEnabled,
+  MkldnnDeterministic,
+  NnpackEnabled,
   FlashSdp,
   MemEfficientSdp,
   MathSdp,
   CudnnSdp,
+  OverrideableSdp,
+  MathSdpReduction,
+  SdpPriorities,  // packed
+  LinalgBackend,
+  BlasBackend,
+  Fp16ReductionCublas,
+  Bf16ReductionCublas,
+  Fp16AccumulationCublas,
+  Fp16ReductionCpu,
+  FillUninitialized,
+  FlushDenormal,  // 0: the proxy's own, 1: off, 2: on
+  Threads,        // 0: the job's own
   Count
 };
 

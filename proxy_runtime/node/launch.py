@@ -144,6 +144,7 @@ def run_spec(profile: NodeProfile, record: PartRecord, env: dict[str, str], base
         checkpoint_dir=str(profile.store),
         device_kind=profile.device_kind,
         threads=profile.threads,
+        device_memory=record.spec.device_memory_bytes or 0,
         network=network,
         linger=True,
         base_dir=str(base),

@@ -53,6 +53,7 @@ class RunSpec:
         devices: number of devices of the whole job (the width), 1 to `world_size`.
         device_kind: torch device type that the proxies execute on.
         threads: threads per device proxy, constant for life (bits depend on it).
+        device_memory: bytes that a rank may have on its device; 0: as many as the device has.
         network: `host` or `private`.
         transport: how proxies of this node reach each other, `shm` or `tcp`.
         checkpoint_dir: store of the job's checkpoints.
@@ -70,6 +71,7 @@ class RunSpec:
     checkpoint_dir: str
     device_kind: str = "cpu"
     threads: int = 1
+    device_memory: int = 0
     network: Network = "host"
     transport: str = "shm"
     linger: bool = False

@@ -7,8 +7,10 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <malloc.h>
+#include <unistd.h>
 
 #include <climits>
 #include <cstring>
@@ -38,6 +40,10 @@ class CpuBackend final : public DeviceBackend {
   }
   void* host_view(const c10::Storage& storage) override { return storage.mutable_data(); }
   void synchronize() override {}
+  DeviceInfo info() override {
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    return {pages > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(page) : 0, 0, 0, 0, ""};
+  }
   at::Generator default_generator() override { return at::detail::getDefaultCPUGenerator(); }
   at::Generator make_generator() override { return at::detail::createCPUGenerator(); }
 };
@@ -62,6 +68,12 @@ class AtenBackend final : public DeviceBackend {
     if (bytes) bytes_of(to, 0, bytes).copy_(bytes_of(from, 0, bytes));
   }
   void synchronize() override { c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index()); }
+  DeviceInfo info() override {
+    DeviceInfo info;
+    if (auto* allocator = dynamic_cast<c10::DeviceAllocator*>(allocator_))
+      info.memory_bytes = allocator->getMemoryInfo(device_.index()).second;
+    return info;
+  }
   at::Generator default_generator() override { return at::globalContext().defaultGenerator(device_); }
   at::Generator make_generator() override { return at::globalContext().defaultGenerator(device_).clone(); }
 

@@ -5,11 +5,19 @@
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
 namespace ergo::device {
+
+struct DeviceInfo {
+  uint64_t memory_bytes = 0;
+  uint32_t major = 0, minor = 0, processors = 0;  // compute capability and multiprocessors; 0: it has none
+  std::string name;
+};
 
 // Where storages live and how bytes enter and leave them. Operators need nothing of this: they are
 // dispatched to the device of their storages.
@@ -28,6 +36,13 @@ class DeviceBackend {
   virtual void copy(const c10::Storage& from, const c10::Storage& to, size_t bytes) = 0;
   // Returns when everything that was launched has finished; throws what it failed with.
   virtual void synchronize() = 0;
+  // Nanoseconds of a clock that only grows, when all that was launched before has finished.
+  virtual int64_t now() {
+    synchronize();
+    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  }
+  // What the device is, as far as it says so.
+  virtual DeviceInfo info() = 0;
   virtual at::Generator default_generator() = 0;
   virtual at::Generator make_generator() = 0;
 };

@@ -8,7 +8,7 @@
 #include <mutex>
 
 #include "failure.hpp"
-#include "wire.hpp"
+#include "torch_flags.hpp"
 
 namespace ergo::device {
 namespace {
@@ -25,6 +25,12 @@ void set_state_of(at::Generator& generator, const at::Tensor& state) {
 
 }  // namespace
 
+ProcessState::ProcessState(DeviceBackend& backend)
+    : backend_(backend), default_(backend.default_generator()), initial_flags_(read_flags()) {
+  initial_flags_[static_cast<size_t>(FlagWord::Threads)] = static_cast<uint64_t>(at::get_num_threads());
+  initial_flags_[static_cast<size_t>(FlagWord::FlushDenormal)] = 1;
+}
+
 void ProcessState::admit(RankState& rank) {
   at::Generator fresh = backend_.make_generator();
   {
@@ -39,7 +45,7 @@ void ProcessState::switch_to(RankState& rank) {
   if (entered_) entered_->default_state = state_of(default_);
   entered_ = nullptr;  // should the next line throw, the state of the one that left is safe
   set_state_of(default_, rank.default_state);
-  apply_flags(rank.flags);
+  apply(rank.flags);
   entered_ = &rank;
 }
 
@@ -61,31 +67,23 @@ void ProcessState::set_globals(uint64_t globals) {
 }
 
 void ProcessState::set_flags(RankState& rank, std::vector<uint64_t> flags) {
-  if (flags.size() != static_cast<size_t>(FlagWord::Count))
-    throw ProtocolError("a flags message of " + std::to_string(flags.size()) + " words");
+  apply(flags);
   rank.flags = std::move(flags);
-  apply_flags(rank.flags);
 }
 
-void ProcessState::apply_flags(const std::vector<uint64_t>& flags) {
-  if (flags.empty()) return;
-  auto get = [&](FlagWord word) { return flags[static_cast<size_t>(word)]; };
-  auto& context = at::globalContext();
-  static const char* const kPrecision[] = {"highest", "high", "medium"};
-  uint64_t precision = get(FlagWord::MatmulPrecision);
-  if (precision > 2) throw ProtocolError("an unknown matmul precision");
-  context.setFloat32MatmulPrecision(kPrecision[precision]);
-  if (!backend_.device().is_cpu()) {
-    context.setAllowTF32CuBLAS(get(FlagWord::AllowTf32Matmul) != 0);
-    context.setAllowTF32CuDNN(get(FlagWord::AllowTf32Cudnn) != 0);
-    context.setUserEnabledCuDNN(get(FlagWord::CudnnEnabled) != 0);
-    context.setBenchmarkCuDNN(get(FlagWord::CudnnBenchmark) != 0);
-    context.setDeterministicCuDNN(get(FlagWord::CudnnDeterministic) != 0);
+void ProcessState::apply(std::vector<uint64_t> flags) {
+  if (flags.empty()) flags = initial_flags_;  // a rank that has said nothing: those of the one before are not its own
+  // What the rank leaves open is what this process started with.
+  if (flags.size() == initial_flags_.size())
+    for (FlagWord word : {FlagWord::Threads, FlagWord::FlushDenormal})
+      if (auto& flag = flags[static_cast<size_t>(word)]; flag == 0) flag = initial_flags_[static_cast<size_t>(word)];
+  try {
+    apply_flags(flags, backend_.device().is_cpu());
+  } catch (const c10::Error&) {
+    throw;
+  } catch (const std::runtime_error& e) {
+    throw ProtocolError(std::string("a flags message with ") + e.what());
   }
-  context.setSDPUseFlash(get(FlagWord::FlashSdp) != 0);
-  context.setSDPUseMemEfficient(get(FlagWord::MemEfficientSdp) != 0);
-  context.setSDPUseMath(get(FlagWord::MathSdp) != 0);
-  context.setSDPUseCuDNN(get(FlagWord::CudnnSdp) != 0);
 }
 
 at::Generator& ProcessState::find(RankState& rank, uint64_t id) {
@@ -99,6 +97,10 @@ void ProcessState::new_generator(RankState& rank, uint64_t id) {
   if (rank.generators.size() > 65536) throw ProtocolError("more than 65536 generators");
   if (!rank.generators.emplace(id, backend_.make_generator()).second)
     throw ProtocolError("generator " + std::to_string(id) + " is created a second time");
+}
+
+void ProcessState::free_generator(RankState& rank, uint64_t id) {
+  if (id == 0 || rank.generators.erase(id) == 0) throw ProtocolError("unknown generator " + std::to_string(id));
 }
 
 void ProcessState::seed(RankState& rank, uint64_t id, uint64_t seed) {

@@ -9,7 +9,7 @@ namespace ergo::device {
 
 class ProcessState {
  public:
-  explicit ProcessState(DeviceBackend& backend) : backend_(backend), default_(backend.default_generator()) {}
+  explicit ProcessState(DeviceBackend& backend);
 
   // Gives a new rank its default generator, seeded as torch seeds an accelerator's.
   void admit(RankState& rank);
@@ -24,6 +24,7 @@ class ProcessState {
   }
 
   void new_generator(RankState& rank, uint64_t id);
+  void free_generator(RankState& rank, uint64_t id);
   void seed(RankState& rank, uint64_t id, uint64_t seed);
   // State bytes as torch's get_state gives them. Throws ProtocolError for an unknown id.
   at::Tensor get_state(RankState& rank, uint64_t id);
@@ -32,12 +33,13 @@ class ProcessState {
  private:
   void switch_to(RankState& rank);
   void set_globals(uint64_t globals);
-  void apply_flags(const std::vector<uint64_t>& flags);
+  void apply(std::vector<uint64_t> flags);
   at::Generator& find(RankState& rank, uint64_t id);
 
   DeviceBackend& backend_;
   at::Generator default_;
   RankState* entered_ = nullptr;
+  std::vector<uint64_t> initial_flags_;
   uint64_t globals_ = ~uint64_t{0};
 };
 

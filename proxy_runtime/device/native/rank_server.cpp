@@ -9,6 +9,8 @@
 namespace ergo::device {
 namespace {
 
+constexpr size_t kMarks = 1 << 20;
+
 // Operands of a message whose body is nothing but words.
 template <size_t N>
 std::array<uint64_t, N> operands(WordReader body) {
@@ -94,6 +96,7 @@ bool RankServer::step() {
     blocked_ = false;
   }
   std::optional<MessageView> message;
+  running_.clear();
   try {
     message = ring_.peek();
     if (!message) return false;
@@ -112,7 +115,7 @@ bool RankServer::step() {
     if (failed && is_synchronous(message->type))
       ring_.respond(failure.status, failure.message.data(), failure.message.size());
     else if (failed)
-      ring_.report(failure);
+      ring_.report({failure.status, running_ + failure.message});
     state_.messages++;
     ring_.advance(*message);
   } catch (const ProtocolError& e) {
@@ -133,6 +136,7 @@ bool RankServer::any_pending(const uint64_t* handles, size_t n) const {
 bool RankServer::waits(Message type, WordReader body) const {
   switch (type) {
     case Message::Read:
+    case Message::Pull:
     case Message::Write:
     case Message::Resize:
       return state_.storages.is_pending(body.word());
@@ -149,6 +153,7 @@ bool RankServer::waits(Message type, WordReader body) const {
     case Message::Sync:
     case Message::Stats:
     case Message::GetRng:
+    case Message::Mark:
       return true;
     default:
       return false;
@@ -197,6 +202,9 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
       case Message::NewGenerator:
         services_.process.new_generator(state_, operands<1>(body)[0]);
         break;
+      case Message::FreeGenerator:
+        services_.process.free_generator(state_, operands<1>(body)[0]);
+        break;
       case Message::GetRng: {
         at::Tensor state = services_.process.get_state(state_, operands<1>(body)[0]);
         ring_.respond(Status::Ok, state.const_data_ptr(), state.nbytes());
@@ -227,6 +235,36 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
         uint64_t n = body.word();
         const char ready = any_pending(body.words(n), n) ? 0 : 1;
         ring_.respond(Status::Ok, &ready, 1);
+        break;
+      }
+      case Message::Mark: {
+        const uint64_t id = operands<1>(body)[0];
+        if (state_.marks.size() >= kMarks && !state_.marks.count(id)) throw ProtocolError("too many timing events");
+        state_.marks[id] = services_.backend.now();
+        break;
+      }
+      case Message::Unmark:
+        state_.marks.erase(operands<1>(body)[0]);
+        break;
+      case Message::Elapsed: {
+        auto [from, to] = operands<2>(body);
+        const auto first = state_.marks.find(from), second = state_.marks.find(to);
+        TORCH_CHECK(first != state_.marks.end() && second != state_.marks.end(), "an event that was not recorded");
+        const int64_t ns = second->second - first->second;
+        ring_.respond(Status::Ok, &ns, sizeof ns);
+        break;
+      }
+      case Message::Pull:
+        pull(body);
+        break;
+      case Message::DeviceInfo: {
+        const DeviceInfo info = services_.backend.info();
+        WordWriter words;
+        words.word(info.memory_bytes);
+        words.word(uint64_t{info.major} << 32 | info.minor);
+        words.word(info.processors);
+        words.bytes(info.name.data(), info.name.size());
+        ring_.respond(Status::Ok, words.words().data(), words.size() * sizeof(uint64_t));
         break;
       }
       case Message::Exit:
@@ -266,8 +304,13 @@ void RankServer::define(WordReader body) {
 
 void RankServer::execute(WordReader body) {
   ExecBody e(body);
-  services_.executor.execute(state_, state_.templates.at(e.id),
-                             {WordReader(e.handles, e.n_handles), e.payload, e.base});
+  const Template& t = state_.templates.at(e.id);
+  try {
+    services_.executor.execute(state_, t, {WordReader(e.handles, e.n_handles), e.payload, e.base});
+  } catch (...) {
+    running_ = t.name + ": ";  // nobody waits for this message: its failure must say where it comes from
+    throw;
+  }
 }
 
 void RankServer::allocate(uint64_t handle, uint64_t bytes) {
@@ -299,6 +342,15 @@ void RankServer::read(WordReader body) {
   require_range(offset, length, physical->storage.nbytes(), "read");
   services_.backend.read(physical->storage, offset, ring_.response_area(), length);
   ring_.respond(Status::Ok, ring_.response_area(), length);
+}
+
+void RankServer::pull(WordReader body) {
+  auto [handle, offset, length, at] = operands<4>(body);
+  if (at > ring_.response_bytes() || length > ring_.response_bytes() - at)
+    throw ProtocolError("a read beyond the end of the response area");
+  const PhysicalPtr& physical = state_.storages.find(handle);
+  require_range(offset, length, physical->storage.nbytes(), "read");
+  services_.backend.read(physical->storage, offset, ring_.response_area() + at, length);
 }
 
 RankServer::Outcome RankServer::store(WordReader body) {

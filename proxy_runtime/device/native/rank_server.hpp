@@ -69,6 +69,7 @@ class RankServer {
   void resize(uint64_t handle, uint64_t bytes);
   void write(WordReader body);
   void read(WordReader body);
+  void pull(WordReader body);
   Outcome store(WordReader body);
 
   Services services_;
@@ -79,6 +80,7 @@ class RankServer {
   uint64_t blocked_at_ = 0;  // state_.completions when it blocked
   std::optional<std::string> store_reply_;
   std::string failure_;
+  std::string running_;  // the operator whose failure is being reported
 };
 
 }  // namespace ergo::device

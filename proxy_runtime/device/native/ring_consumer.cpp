@@ -16,6 +16,8 @@ bool is_synchronous(Message type) {
     case Message::Store:
     case Message::Stats:
     case Message::Ready:
+    case Message::DeviceInfo:
+    case Message::Elapsed:
       return true;
     default:
       return false;
@@ -78,7 +80,9 @@ void RingConsumer::advance(const MessageView& message) {
   uint64_t used = head - tail_;
   // A rank that waits for space is woken when half of the ring, and again when all of it, has become free:
   // one wake-up per message would cost more than the messages.
-  if (used == 0 || (used_before > half && used <= half) || is_synchronous(message.type)) wake_producer();
+  if (used == 0 || (used_before > half && used <= half) || is_synchronous(message.type) ||
+      message.type == Message::Pull)
+    wake_producer();
 }
 
 void RingConsumer::wake_producer() {

@@ -208,6 +208,13 @@ void load(const MetaReader& meta, SnapshotServices services, RankState& rank, Ke
     services.process.enter(rank);
     services.process.set_flags(rank, std::vector<uint64_t>(words, words + n_flags));
   }
+  // Moments are kept as how long ago they were: the clock of this machine may be another one.
+  WordReader marks = meta.section("marks");
+  const int64_t now = services.backend.now();
+  for (uint64_t i = 0, n = marks.word(); i < n; i++) {
+    const uint64_t id = marks.word();
+    rank.marks[id] = now - static_cast<int64_t>(marks.word());
+  }
   get_collectives(meta, services.collectives, rank, physical);
   WordReader counters = meta.section("counters");
   rank.executed = counters.word(), rank.defined = counters.word(), rank.messages = counters.word();
@@ -251,6 +258,13 @@ uint64_t dump_rank(SnapshotServices services, RankState& rank, const KeyValueSto
   WordWriter& flags = meta.section("flags");
   flags.word(rank.flags.size());
   for (uint64_t word : rank.flags) flags.word(word);
+  WordWriter& marks = meta.section("marks");
+  const int64_t now = services.backend.now();
+  marks.word(rank.marks.size());
+  for (const auto& [id, moment] : rank.marks) {
+    marks.word(id);
+    marks.word(static_cast<uint64_t>(now - moment));
+  }
   put_collectives(meta, services.collectives, rank, index);
   WordWriter& counters = meta.section("counters");
   counters.word(rank.executed);

@@ -17,13 +17,15 @@ class Channel:
     Attributes:
         base: address at which the ring is mapped.
         kind: kind of the device behind it, ``cpu`` or ``cuda``.
+        device_bytes: memory that the job gives its device; 0: all that the device has.
     """
 
-    __slots__ = ("base", "kind")
+    __slots__ = ("base", "device_bytes", "kind")
 
-    def __init__(self, base: int, kind: str) -> None:
+    def __init__(self, base: int, kind: str, device_bytes: int) -> None:
         self.base = base
         self.kind = kind
+        self.device_bytes = device_bytes
 
 
 channel: Channel | None = None
@@ -31,6 +33,8 @@ channel: Channel | None = None
 
 def take_channel() -> None:
     """Takes ``ERGO_CHANNEL=<fd>:<rank_dir>:<kind>`` out of the environment, maps the ring and closes the descriptor.
+
+    ``ERGO_DEVICE_MEMORY``, bytes, is taken too if it is there.
 
     Raises:
         RuntimeError: the variable or the ring is not usable; one sentence.
@@ -42,6 +46,9 @@ def take_channel() -> None:
     rank_dir, _, kind = rest.rpartition(":")
     if not number.isdigit() or not rank_dir or kind not in _KINDS:
         raise RuntimeError(f"ERGO_CHANNEL is {text!r}, not <descriptor>:<folder>:<cpu or cuda>.")
+    memory = os.environ.pop("ERGO_DEVICE_MEMORY", "0")
+    if not memory.isdigit():
+        raise RuntimeError(f"ERGO_DEVICE_MEMORY is {memory!r}, not a number of bytes.")
     base = _map(int(number))
     _check_build(base, rank_dir)
     _preload_stubs(os.path.join(rank_dir, "stubs"))
@@ -50,7 +57,7 @@ def take_channel() -> None:
     lean.hide_bindings()
     # The device needs torch's entry point, whatever the job's environment says about other backends.
     os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    channel = Channel(base, kind)
+    channel = Channel(base, kind, int(memory))
 
 
 def _map(descriptor: int) -> int:

@@ -18,12 +18,21 @@ def install(channel: Channel) -> None:
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from ergo_rank import _interposer, compiling, distributed, forbidden, generators, kernels, lean, memory, storages
+    from ergo_rank import (
+        _interposer,
+        compiling,
+        distributed,
+        flags,
+        forbidden,
+        generators,
+        kernels,
+        lean,
+        memory,
+        storages,
+    )
 
-    _interposer.start(channel.base, channel.kind)
-    if channel.kind == "cpu":
-        # Composites would otherwise choose kernels that only a GPU has.
-        torch.backends.cudnn.enabled = False
+    _interposer.start(channel.base, channel.kind, channel.device_bytes)
+    flags.install(channel.kind)
     torch.cuda.init()
     generators.install()
     storages.install()
@@ -70,8 +79,8 @@ def _finish() -> None:
         return
     # Whoever waits for a collective of this rank need not wait any longer.
     _interposer.leaving()
-    if getattr(sys, "last_type", None) is not None:
-        # It ends by an exception, which says what there is to say; results that still come are for nobody.
+    if getattr(sys, "last_type", None) is not None or _interposer.fault_raised():
+        # An exception, or a fault that the script has seen, says what there is to say; results that come are for nobody.
         _interposer.exit()
         return
     try:

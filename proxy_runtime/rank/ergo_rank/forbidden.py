@@ -44,3 +44,11 @@ def install() -> None:
         _refuse("Sharing a CUDA tensor with another process")
 
     torch.UntypedStorage._share_cuda_ = share  # type: ignore[method-assign, assignment]
+
+    def external_stream(cls: type, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            "torch.cuda.ExternalStream is not possible on an Ergosphere device: a stream of another library is not "
+            "ordered with the device proxy. Use torch.cuda.Stream."
+        )
+
+    torch.cuda.ExternalStream.__new__ = external_stream  # type: ignore[method-assign, assignment]

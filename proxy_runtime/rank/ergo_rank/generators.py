@@ -29,8 +29,8 @@ class Generator(metaclass=_GeneratorType):
         wanted = torch.device(device)
         if wanted.type != "cuda":
             return _NativeGenerator(device=wanted)
-        if wanted.index not in (None, 0):
-            raise RuntimeError(f"CUDA device index {wanted.index} does not exist: this rank has one device, cuda:0.")
+        with torch.cuda.device(wanted):  # raises what CUDA raises for a device that is not there
+            pass
         return _interposer.new_generator()
 
 

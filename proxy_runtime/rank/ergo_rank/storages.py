@@ -22,8 +22,8 @@ def install() -> None:
             return make(cls, *args, **kwargs) if device is None else make(cls, *args, device=device, **kwargs)
         size_or_sequence = args[0] if args else 0
         if isinstance(size_or_sequence, int):
-            return torch.empty(size_or_sequence, dtype=torch.uint8, device="cuda").untyped_storage()
-        return torch.tensor(list(size_or_sequence), dtype=torch.uint8, device="cuda").untyped_storage()
+            return torch.empty(size_or_sequence, dtype=torch.uint8, device=device).untyped_storage()
+        return torch.tensor(list(size_or_sequence), dtype=torch.uint8, device=device).untyped_storage()
 
     def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         if self.device.type != "cuda":

@@ -88,6 +88,7 @@ void Channel::require() const {
                 "to it. Keep device tensors out of DataLoader workers and other forked processes.");
   TORCH_CHECK(header_ != nullptr, "ergosphere: this process has no device channel");
   TORCH_CHECK(!closed_, "ergosphere: the device channel is closed, the interpreter is ending");
+  if (C10_UNLIKELY(fault_raised_.load(std::memory_order_relaxed))) const_cast<Channel*>(this)->raise_fault();
   if (refused_ != nullptr && C10_UNLIKELY(refused_() != 0))
     TORCH_CHECK(false, "ergosphere: native code in this rank called ",
                 last_refused_ != nullptr ? last_refused_() : "CUDA",
@@ -299,12 +300,39 @@ void Channel::wait_response(bool raise_asynchronous, Effects effects) {
 }
 
 void Channel::raise_asynchronous_error() {
-  if (C10_LIKELY(header_->error_flag.load() == 0)) return;
-  const auto status = static_cast<Status>(header_->error_status);
+  if (C10_UNLIKELY(header_->error_flag.load() != 0)) raise_fault();
+}
+
+std::string Channel::fault_text() const {
   const std::string message(header_->error_message, strnlen(header_->error_message, kErrorBytes));
+  return "device-side assert triggered\n" + message +
+         "\nAn earlier operation raised this on the device after its call had returned, so the stack trace may be of a "
+         "later one; ERGO_LAUNCH_BLOCKING=1 (or CUDA_LAUNCH_BLOCKING=1) has it raised at its line. The device cannot "
+         "be used any more in this process.";
+}
+
+// The flag stays: whatever was computed since is not what the script asked for.
+void Channel::raise_fault() {
   // A proxy that serves this rank no longer has said why: that stays the answer to everything.
-  if (header_->proxy_gone.load() == 0) header_->error_flag.store(0);
-  raise_status(status, message + "\n(raised by an earlier operation on the device; it surfaced at this point)");
+  if (header_->proxy_gone.load() != 0)
+    raise_status(static_cast<Status>(header_->error_status),
+                 std::string(header_->error_message, strnlen(header_->error_message, kErrorBytes)));
+  const bool first = !fault_raised_.exchange(true);
+  if (static_cast<Status>(header_->error_status) == Status::OutOfMemory && first)
+    C10_THROW_ERROR(OutOfMemoryError,
+                    std::string(header_->error_message, strnlen(header_->error_message, kErrorBytes)) +
+                        "\nThe machine of the device has less memory than it was said to have, and an earlier "
+                        "operation failed after its call had returned: the device cannot be used any more in this "
+                        "process. Give the job a smaller device memory (ergo run --device-memory).");
+  constexpr int kCudaErrorAssert = 710;
+  throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, kCudaErrorAssert,
+                              "CUDA error: " + fault_text());
+}
+
+void Channel::wait_for(uint64_t place) {
+  if (passed(place)) return;
+  GilRelease gil;  // nothing, where the caller has done it already
+  wait_until([&] { return passed(place); }, /*interruptible=*/false);
 }
 
 void Channel::synchronize() {

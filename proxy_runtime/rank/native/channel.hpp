@@ -103,6 +103,7 @@ class Channel {
   // Tells the proxy that nothing follows.
   void exit() noexcept;
 
+  const char* response_area() const { return response_; }
   uint64_t response_capacity() const { return response_bytes_; }
   // Largest body, in words, that a message may have.
   size_t max_words() const { return ring_bytes_ / 16 - 2; }
@@ -148,8 +149,19 @@ class Channel {
   const char* response() const { return answer_.data(); }
   size_t response_length() const { return answer_.size(); }
   void raise_asynchronous_error();
+  // An operation failed on the device after its call had returned: as on CUDA, the device is lost to this process.
+  bool faulted() const { return header_ != nullptr && header_->error_flag.load(std::memory_order_relaxed) != 0; }
+  bool fault_raised() const { return fault_raised_; }
+  std::string fault_text() const;
+
+  // Where the queue ends now, and whether the device has come to such a place.
+  uint64_t published() const { return header_->head.load(std::memory_order_acquire); }
+  bool passed(uint64_t place) const { return header_->tail.load(std::memory_order_acquire) >= place; }
+  // Waits for it. Errors of operations before it are the caller's to raise.
+  void wait_for(uint64_t place);
 
  private:
+  [[noreturn]] void raise_fault();
   uint64_t room_end(uint64_t length) const;
   char* reserve(uint64_t length);
   void publish(uint64_t length);
@@ -175,6 +187,7 @@ class Channel {
     std::function<void(Status, std::string_view)> take;
   };
   std::optional<Outstanding> outstanding_;
+  std::atomic<bool> fault_raised_{false};
   std::mutex mutex_;
   std::mutex release_mutex_;
   std::vector<uint64_t> releases_;

@@ -17,6 +17,8 @@ namespace {
 
 using at::Tensor;
 
+constexpr size_t kPullWords = 4;
+
 bool on_device(const Tensor& t) { return t.device().type() == kDeviceType; }
 
 uint64_t byte_offset(const Tensor& t) { return static_cast<uint64_t>(t.storage_offset()) * t.itemsize(); }
@@ -85,6 +87,7 @@ Tensor& copy_kernel(Tensor& self, const Tensor& source, bool non_blocking) {
 Tensor to_copy_kernel(const Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                       std::optional<at::Device> target, std::optional<bool> pin_memory, bool non_blocking,
                       std::optional<at::MemoryFormat> format) {
+  require_existing(target);
   const bool stays = !target.has_value() || target->type() == kDeviceType;
   if (on_device(self) && stays && !self._is_zerotensor()) {
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "");
@@ -114,6 +117,38 @@ at::Scalar local_scalar_kernel(const Tensor& self) {
 // Storages are freed in the order of the channel, whatever stream used them.
 void record_stream_kernel(Tensor&, c10::Stream) {}
 
+// The response area in two halves: the device fills one while the other is taken out.
+void pull_storage(uint64_t handle, uint64_t offset, void* destination, uint64_t bytes, uint64_t half) {
+  Channel& channel = Channel::instance();
+  channel.require();
+  GilRelease gil;
+  // Held to the end: the area belongs to this transfer. Two requests at most are on their way, so the room for
+  // them that there is now stays.
+  Channel::Transaction t(channel, 4 * kPullWords);
+  uint64_t places[2] = {0, 0};
+  auto* p = static_cast<char*>(destination);
+  uint64_t asked = 0, taken = 0;
+  for (uint64_t turn = 0; taken < bytes; ++turn) {
+    while (asked < bytes && asked < taken + 2 * half) {
+      const uint64_t slot = asked / half % 2;
+      const uint64_t n = std::min(half, bytes - asked);
+      uint64_t* body = t.begin(Message::Pull, kPullWords);
+      body[0] = handle;
+      body[1] = offset + asked;
+      body[2] = n;
+      body[3] = slot * half;
+      t.commit();
+      places[slot] = channel.published();
+      asked += n;
+    }
+    const uint64_t n = std::min(half, bytes - taken);
+    channel.wait_for(places[turn % 2]);
+    std::memcpy(p + taken, channel.response_area() + turn % 2 * half, n);
+    taken += n;
+  }
+  channel.raise_asynchronous_error();
+}
+
 }  // namespace
 
 void write_storage(uint64_t handle, uint64_t offset, const void* source, uint64_t bytes) {
@@ -138,25 +173,20 @@ void write_storage(uint64_t handle, uint64_t offset, const void* source, uint64_
 
 void read_storage(uint64_t handle, uint64_t offset, void* destination, uint64_t bytes) {
   Channel& channel = Channel::instance();
-  const uint64_t chunk = std::min<uint64_t>(channel.response_capacity(), uint64_t{1} << 20);
-  auto* p = static_cast<char*>(destination);
-  while (bytes != 0) {
-    const uint64_t n = std::min(bytes, chunk);
-    channel.call(
-        Message::Read, 3,
-        [&](uint64_t* body) {
-          body[0] = handle;
-          body[1] = offset;
-          body[2] = n;
-        },
-        [&](const char* data, size_t length) {
-          TORCH_CHECK(length == n, "ergosphere: the device proxy answered a read of ", n, " bytes with ", length);
-          std::memcpy(p, data, n);
-        });
-    p += n;
-    offset += n;
-    bytes -= n;
-  }
+  const uint64_t half = channel.response_capacity() / 2;
+  if (bytes > half) return pull_storage(handle, offset, destination, bytes, half);
+  if (bytes == 0) return;
+  channel.call(
+      Message::Read, 3,
+      [&](uint64_t* body) {
+        body[0] = handle;
+        body[1] = offset;
+        body[2] = bytes;
+      },
+      [&](const char* data, size_t length) {
+        TORCH_CHECK(length == bytes, "ergosphere: the device proxy answered a read of ", bytes, " bytes with ", length);
+        std::memcpy(destination, data, bytes);
+      });
 }
 
 void register_copy_kernels(torch::Library& library) {

@@ -7,6 +7,7 @@
 
 #include <cstring>
 
+#include "flags.hpp"
 #include "generator.hpp"
 #include "storage.hpp"
 
@@ -80,7 +81,7 @@ class Encoder {
     if (v.isSymIntList()) return sym_int_list(v);
     if (v.isList()) return list(v, kind, written);
     if (v.isString()) return string(v.toStringRef());
-    if (v.isDevice()) return word(Tag::Device, v.toDevice().is_cpu() ? 1 : 0);
+    if (v.isDevice()) return device(v.toDevice());
     if (v.isGenerator()) return generator(v.toGenerator());
     if (v.isComplexDouble()) return complex(v.toComplexDouble());
     TORCH_CHECK_NOT_IMPLEMENTED(false, "ergosphere: ", info_.name, " takes an argument of kind ", v.tagKind(),
@@ -177,6 +178,11 @@ class Encoder {
   void generator(const at::Generator& g) {
     word(Tag::Generator);
     call_.payload.push_back(generator_id(g, info_.name));
+  }
+
+  void device(const c10::Device& d) {
+    require_existing(d);
+    word(Tag::Device, d.is_cpu() ? 1 : 0);
   }
 
   void string(const std::string& s) {
@@ -293,9 +299,11 @@ void encode_tensor_metadata(const at::Tensor& tensor, std::vector<uint64_t>& key
 void encode_call(const OpInfo& info, torch::jit::Stack& stack, EncodedCall& call) {
   replace_local_arguments(info, stack);
   call.clear();
+  call.flags = Flags::instance().current();
   auto& context = at::globalContext();
   call.key.push_back(globals_word(static_cast<uint8_t>(c10::typeMetaToScalarType(c10::get_default_dtype())),
-                                  context.deterministicAlgorithms(), context.deterministicAlgorithmsWarnOnly()));
+                                  context.deterministicAlgorithms(), context.deterministicAlgorithmsWarnOnly()) |
+                     (uint64_t{call.flags} << 16));
   Encoder encoder(info, call);
   const size_t first = stack.size() - info.kinds.size();
   for (size_t i = 0; i < info.kinds.size(); ++i) encoder.value(stack[first + i], info.kinds[i], info.writes[i]);

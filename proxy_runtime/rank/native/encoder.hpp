@@ -25,6 +25,7 @@ struct EncodedCall {
   std::vector<const at::Tensor*> tensors;
   // Indices and values of sparse arguments: `tensors` points to these too.
   std::deque<at::Tensor> components;
+  uint32_t flags = 0;       // the number of its flags (flags.hpp)
   bool has_mask = false;    // a bool or byte tensor is among the arguments after the first tensor
   bool has_sparse = false;  // results depend on contents: nothing about this call may be remembered
 

@@ -1,11 +1,14 @@
 #include "fallback.hpp"
 
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
 
 #include "channel.hpp"
 #include "encoder.hpp"
+#include "flags.hpp"
+#include "memory.hpp"
 #include "templates.hpp"
 
 namespace ergo::rank {
@@ -16,19 +19,31 @@ uint64_t* put(uint64_t* at, const std::vector<uint64_t>& words) {
   return at + words.size();
 }
 
+// ERGO_LAUNCH_BLOCKING=1: an operator that fails on the device raises at its line. Read once, as CUDA does.
+bool launches_block() {
+  static const bool blocking = [] {
+    for (const char* name : {"ERGO_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"})
+      if (const char* value = std::getenv(name); value != nullptr && std::strcmp(value, "1") == 0) return true;
+    return false;
+  }();
+  return blocking;
+}
+
 // Sends the call by template id, if its key is known. The results are pushed by the caller. Sets `one_off` if
 // what is known is that the call must be a one-off.
 const Template* execute_known(const OpInfo& info, uint64_t hash, const EncodedCall& call, uint64_t& base,
                               bool& one_off) {
   Channel& channel = Channel::instance();
   const size_t words = 4 + call.handles.size() + call.payload.size();
-  Channel::Transaction t(channel, words);
+  Channel::Transaction t(channel, words + Flags::kMessageWords);
   const Template* known = TemplateTable::instance().find(hash, info, call.key);
   if (known == nullptr) return nullptr;
   if (known->one_off) {
     one_off = true;
     return nullptr;
   }
+  require_memory(known->outputs.new_memory);
+  Flags::instance().send(t, call.flags);
   base = t.next_handle();
   t.take_handles(known->outputs.new_bytes.size());
   uint64_t* body = t.begin(Message::Exec, words);
@@ -57,7 +72,8 @@ OutputSpec define(const OpInfo& info, uint64_t hash, const EncodedCall& call, bo
   const size_t name_words = (info.name.size() + 7) / 8;
   const size_t words = 6 + name_words + call.key.size() + call.handles.size() + call.payload.size();
   GilRelease gil;
-  Channel::Transaction t(channel, words);
+  Channel::Transaction t(channel, words + Flags::kMessageWords);
+  Flags::instance().send(t, call.flags);
   keep = keep && !table.full();
   base = t.next_handle();
   uint64_t* body = t.begin(Message::Define, words);
@@ -98,6 +114,7 @@ OutputSpec define(const OpInfo& info, uint64_t hash, const EncodedCall& call, bo
 
 void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Channel::instance().require();
+  (void)memory_fits(0);  // may ask the device, which cannot be done while the channel is held
   const OpInfo& info = op_info(op);
   // Kept per thread for its capacity. Not for a call within a call: one that encodes another (a CPU tensor that is
   // not contiguous), or of a signal handler that runs while this one waits for room.
@@ -116,10 +133,18 @@ void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (!one_off) {
     if (const Template* known = execute_known(info, hash, call, base, one_off)) {
       push_outputs(known->outputs, call, base, *stack, info.kinds.size());
+      if (C10_UNLIKELY(launches_block())) Channel::instance().synchronize();
       return;
     }
   }
+  // Flags that were set without a word to us, by native code, show here at the latest.
+  if (Flags::instance().refresh()) return forward_operator(op, stack);
   const OutputSpec spec = define(info, hash, call, !one_off, base);
+  if (!memory_fits(spec.new_memory)) {
+    // Only the device knew what it would need: the results are given back as if they had never been.
+    for (size_t i = 0; i < spec.new_bytes.size(); ++i) Channel::instance().release(base + i);
+    require_memory(spec.new_memory);
+  }
   push_outputs(spec, call, base, *stack, info.kinds.size());
   call.components.clear();  // they would keep device memory alive until this thread's next call
 }

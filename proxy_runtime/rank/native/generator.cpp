@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
 
 #include "channel.hpp"
 #include "storage.hpp"
@@ -17,30 +18,60 @@ uint64_t next_generator_id() {
   return next.fetch_add(1);
 }
 
+// A generator's state is in the proxy. Several generators may share one (graphsafe_get_state).
+struct State {
+  explicit State(uint64_t i) : id(i) {
+    if (id != 0) Channel::instance().send(Message::NewGenerator, 1, [&](uint64_t* body) { body[0] = id; });
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  ~State() {
+    Channel& channel = Channel::instance();
+    if (id == 0 || !channel.open()) return;
+    try {
+      channel.send(Message::FreeGenerator, 1, [&](uint64_t* body) { body[0] = id; });
+    } catch (const std::exception&) {
+      // The device is gone, and the generator with it.
+    }
+  }
+  uint64_t id;
+  uint64_t seed = c10::default_rng_seed_val;
+};
+
 class DeviceGenerator final : public c10::GeneratorImpl {
  public:
-  explicit DeviceGenerator(uint64_t id) : GeneratorImpl(rank::device(), c10::DispatchKeySet(kDeviceKey)), id_(id) {
-    if (id_ != 0) Channel::instance().send(Message::NewGenerator, 1, [&](uint64_t* body) { body[0] = id_; });
-  }
+  explicit DeviceGenerator(uint64_t id) : DeviceGenerator(std::make_shared<State>(id)) {}
+  explicit DeviceGenerator(std::shared_ptr<State> state)
+      : GeneratorImpl(rank::device(), c10::DispatchKeySet(kDeviceKey)), state_(std::move(state)) {}
 
-  uint64_t id() const { return id_; }
+  uint64_t id() const { return state_->id; }
 
   void set_current_seed(uint64_t seed) override {
-    seed_ = seed;
+    state_->seed = seed;
     Channel& channel = Channel::instance();
     // torch.manual_seed in a DataLoader worker seeds every device that the parent had: not an error there.
     if (!channel.open()) return;
     channel.send(Message::Seed, 2, [&](uint64_t* body) {
-      body[0] = id_;
+      body[0] = id();
       body[1] = seed;
     });
   }
-  uint64_t current_seed() const override { return seed_; }
+  uint64_t current_seed() const override { return state_->seed; }
   uint64_t seed() override {
     const uint64_t value = c10::detail::getNonDeterministicRandom(false);
     set_current_seed(value);
     return value;
   }
+
+  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override {
+    return c10::make_intrusive<DeviceGenerator>(state_);
+  }
+  void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) override {
+    auto* ours = dynamic_cast<DeviceGenerator*>(other.get());
+    TORCH_CHECK(ours != nullptr, "Provided generator is not a CUDA generator of this device");
+    state_ = ours->state_;
+  }
+
   void set_offset(uint64_t) override {
     TORCH_CHECK_NOT_IMPLEMENTED(false,
                                 "ergosphere: a generator's offset cannot be set on the device proxy; use set_state");
@@ -54,7 +85,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
     channel.require();
     const size_t n = state.numel();
     channel.send(Message::SetRng, 2 + (n + 7) / 8, [&](uint64_t* body) {
-      body[0] = id_;
+      body[0] = id();
       body[1] = n;
       if (n % 8 != 0) body[2 + n / 8] = 0;
       std::memcpy(body + 2, state.data(), n);
@@ -64,7 +95,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     std::string bytes;
     Channel::instance().call(
-        Message::GetRng, 1, [&](uint64_t* body) { body[0] = id_; },
+        Message::GetRng, 1, [&](uint64_t* body) { body[0] = id(); },
         [&](const char* data, size_t n) { bytes.assign(data, n); });
     at::Tensor state = at::empty({static_cast<int64_t>(bytes.size())}, at::dtype(at::kByte).device(at::kCPU));
     std::memcpy(state.data_ptr(), bytes.data(), bytes.size());
@@ -76,12 +107,11 @@ class DeviceGenerator final : public c10::GeneratorImpl {
     auto* copy = new DeviceGenerator(next_generator_id());
     const auto state = get_state();
     copy->set_state(*state);
-    copy->seed_ = seed_;
+    copy->state_->seed = state_->seed;
     return copy;
   }
 
-  uint64_t id_;
-  uint64_t seed_ = c10::default_rng_seed_val;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace

@@ -24,7 +24,9 @@ void fill_if_deterministic(Tensor& tensor) {
 }
 
 Tensor empty_kernel(IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                    std::optional<at::Device>, std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
+                    std::optional<at::Device> wanted, std::optional<bool> pin_memory,
+                    std::optional<at::MemoryFormat> format) {
+  require_existing(wanted);
   TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
   Tensor result = at::detail::empty_generic(size, device_allocator(), c10::DispatchKeySet(kDeviceKey),
                                             c10::dtype_or_default(dtype), format);
@@ -33,7 +35,9 @@ Tensor empty_kernel(IntArrayRef size, std::optional<at::ScalarType> dtype, std::
 }
 
 Tensor empty_strided_kernel(IntArrayRef size, IntArrayRef stride, std::optional<at::ScalarType> dtype,
-                            std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool> pin_memory) {
+                            std::optional<at::Layout>, std::optional<at::Device> wanted,
+                            std::optional<bool> pin_memory) {
+  require_existing(wanted);
   TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
   Tensor result = at::detail::empty_strided_generic(size, stride, device_allocator(), c10::DispatchKeySet(kDeviceKey),
                                                     c10::dtype_or_default(dtype));
@@ -52,7 +56,8 @@ class NoMemory final : public c10::Allocator {
 
 // Such a tensor only exists in the rank; what needs its contents gets real zeros (encoder.cpp).
 Tensor efficient_zero_kernel(IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                             std::optional<at::Device>, std::optional<bool>) {
+                             std::optional<at::Device> wanted, std::optional<bool>) {
+  require_existing(wanted);
   auto keys = c10::DispatchKeySet(kDeviceKey).add(c10::DispatchKey::ZeroTensor);
   static NoMemory* no_memory = new NoMemory;
   return at::detail::empty_generic(size, no_memory, keys, c10::dtype_or_default(dtype), std::nullopt);

@@ -9,8 +9,11 @@
 
 #include "channel.hpp"
 #include "fault.hpp"
+#include "flags.hpp"
 #include "generator.hpp"
+#include "memory.hpp"
 #include "process_group.hpp"
+#include "queue.hpp"
 #include "registration.hpp"
 #include "storage.hpp"
 #include "templates.hpp"
@@ -40,9 +43,24 @@ void synchronize_from_stub() {
   }
 }
 
+// cudaMemGetInfo, and the device's total memory in its properties.
+void memory_for_stub(size_t* available, size_t* total) {
+  if (!Channel::instance().open()) return;
+  try {
+    *total = device_memory();
+    const uint64_t used = memory_stats().allocated;
+    *available = *total > used ? *total - used : 0;
+  } catch (const std::exception&) {
+    // The channel is lost: the next call that can raise says so.
+  }
+}
+
 void connect_stubs() {
   if (auto* set_sync = reinterpret_cast<void (*)(void (*)())>(dlsym(RTLD_DEFAULT, "ergo_stub_set_sync")))
     set_sync(&synchronize_from_stub);
+  if (auto* set_memory =
+          reinterpret_cast<void (*)(void (*)(size_t*, size_t*))>(dlsym(RTLD_DEFAULT, "ergo_stub_set_memory")))
+    set_memory(&memory_for_stub);
   Channel::instance().set_refusals(
       reinterpret_cast<unsigned long (*)()>(dlsym(RTLD_DEFAULT, "ergo_stub_refused_count")),
       reinterpret_cast<const char* (*)()>(dlsym(RTLD_DEFAULT, "ergo_stub_last_refused")));
@@ -80,12 +98,14 @@ void on_new_operators() {
     sweep_scheduled.store(false);
 }
 
-void start(uintptr_t base, const std::string& kind) {
+void start(uintptr_t base, const std::string& kind, uint64_t device_bytes) {
   TORCH_CHECK(kind == "cpu" || kind == "cuda", "ergosphere: unknown kind of device: ", kind);
   Channel& channel = Channel::instance();
   channel.attach(reinterpret_cast<void*>(base));
   channel.install_fork_handlers();
+  set_device_memory(device_bytes);
   connect_stubs();
+  connect_queue();
   install_fault_handler();
   c10::SetAllocator(kDeviceType, device_allocator(), 255);
   register_operators(kind == "cpu" ? DeviceKind::Cpu : DeviceKind::Cuda);
@@ -135,8 +155,13 @@ py::dict memory() {
   py::dict d;
   d["allocated"] = s.allocated;
   d["peak"] = s.peak;
+  d["allocated_ever"] = s.allocated_ever;
+  d["released_ever"] = s.released_ever;
   d["allocations"] = s.allocations;
   d["releases"] = s.releases;
+  d["peak_count"] = s.peak_count;
+  d["failures"] = s.failures;
+  d["limit"] = s.limit;
   return d;
 }
 
@@ -153,7 +178,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     }
   });
   m.def("start", &start, "Adopts the channel mapped at `base` and registers the device.", py::arg("base"),
-        py::arg("kind"));
+        py::arg("kind"), py::arg("device_bytes"));
   m.def("synchronize", [] { Channel::instance().synchronize(); });
   m.def("step", [] { Channel::instance().step(); });
   m.def("steps", [] { return Channel::instance().steps(); });
@@ -173,6 +198,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("channel_stats", &channel_stats);
   m.def("memory_stats", &memory);
   m.def("reset_peak_memory", [] { reset_peak_memory(); });
+  m.def("reset_accumulated_memory", [] { reset_accumulated_memory(); });
+  m.def("set_memory_fraction", [](double fraction) { set_memory_fraction(fraction); });
+  m.def("memory_fraction", [] { return memory_fraction(); });
+  m.def("touch_flags", [] { Flags::instance().touch(); });
+  m.def("set_flush_denormal", [](bool on) { Flags::instance().set_flush_denormal(on); });
+  m.def("set_threads", [](uint64_t n) { Flags::instance().set_threads(n); });
+  m.def("fault_raised", [] { return Channel::instance().fault_raised(); });
   m.def("make_process_group", [](const std::string& name, uint64_t id, int rank, const std::vector<int64_t>& members) {
     return make_process_group(name, id, rank, members);
   });

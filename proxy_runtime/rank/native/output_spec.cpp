@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "memory.hpp"
 #include "storage.hpp"
 
 namespace ergo::rank {
@@ -125,6 +126,7 @@ OutputSpec parse_output_spec(const char* data, size_t length, size_t n_arguments
   const uint64_t n_new = in.word();
   const uint64_t* bytes = in.words(n_new);
   spec.new_bytes.assign(bytes, bytes + n_new);
+  for (uint64_t size : spec.new_bytes) spec.new_memory += in_blocks(size);
   const uint64_t n_returns = in.word();
   for (uint64_t i = 0; i < n_returns; ++i) spec.returns.push_back(parse_value(in, n_arguments, n_new));
   const uint64_t n_updates = in.word();

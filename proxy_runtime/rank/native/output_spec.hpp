@@ -42,6 +42,7 @@ struct ArgumentUpdate {
 
 struct OutputSpec {
   std::vector<uint64_t> new_bytes;  // sizes of the storages that the call makes
+  uint64_t new_memory = 0;          // what they count as together (memory.hpp)
   std::vector<OutputValue> returns;
   std::vector<ArgumentUpdate> updates;
 };

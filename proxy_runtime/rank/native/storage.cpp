@@ -1,8 +1,11 @@
 #include "storage.hpp"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <atomic>
 
 #include "channel.hpp"
+#include "memory.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -10,7 +13,6 @@ namespace {
 // Addresses are handed out once and never reused; bits 56 and up make them non-canonical, so that any
 // dereference faults, while pointer arithmetic and comparisons behave.
 constexpr uint64_t kFirstAddress = uint64_t{1} << 56;
-constexpr uint64_t kBlock = 512;
 // An allocation of so many bytes is waited for: where it fails, the script hears of it there, and can try fewer.
 constexpr uint64_t kAwaitedBytes = uint64_t{1} << 30;
 
@@ -19,34 +21,16 @@ struct Context {
   uint64_t bytes;
 };
 
-struct Counters {
-  std::atomic<uint64_t> allocated{0}, peak{0}, allocations{0}, releases{0};
-  void add(uint64_t bytes) {
-    const uint64_t now = allocated.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-    uint64_t peak_seen = peak.load(std::memory_order_relaxed);
-    while (now > peak_seen && !peak.compare_exchange_weak(peak_seen, now, std::memory_order_relaxed)) {
-    }
-    allocations.fetch_add(1, std::memory_order_relaxed);
-  }
-  void subtract(uint64_t bytes) {
-    allocated.fetch_sub(bytes, std::memory_order_relaxed);
-    releases.fetch_add(1, std::memory_order_relaxed);
-  }
-};
-Counters counters;
-
-uint64_t rounded(uint64_t bytes) { return (bytes + kBlock - 1) & ~(kBlock - 1); }
-
 void* new_address(uint64_t bytes) {
   static std::atomic<uint64_t> next{kFirstAddress};
   if (bytes == 0) return nullptr;
-  return reinterpret_cast<void*>(next.fetch_add(rounded(bytes), std::memory_order_relaxed));
+  return reinterpret_cast<void*>(next.fetch_add(in_blocks(bytes), std::memory_order_relaxed));
 }
 
 void delete_storage(void* opaque) {
   auto* context = static_cast<Context*>(opaque);
   if (context == nullptr) return;
-  counters.subtract(rounded(context->bytes));
+  count_release(context->bytes);
   Channel::instance().release(context->handle);
   delete context;
 }
@@ -56,6 +40,7 @@ class DeviceAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     Channel& channel = Channel::instance();
     channel.require();
+    require_memory(in_blocks(bytes));
     uint64_t handle = 0;
     {
       Channel::Transaction t(channel, 2);
@@ -84,11 +69,14 @@ Context& context_of(const c10::StorageImpl& storage) {
 
 }  // namespace
 
-MemoryStats memory_stats() {
-  return {counters.allocated.load(), counters.peak.load(), counters.allocations.load(), counters.releases.load()};
+void require_existing(const c10::Device& wanted) {
+  if (wanted.type() != kDeviceType || wanted.index() <= 0) return;
+  // torch's own guard asks the CUDA runtime, and raises what it raises for an ordinal that is not there.
+  const c10::impl::VirtualGuardImpl guard(kDeviceType);
+  const c10::Device before = guard.getDevice();
+  guard.setDevice(wanted);
+  guard.setDevice(before);
 }
-
-void reset_peak_memory() { counters.peak.store(counters.allocated.load()); }
 
 c10::Allocator* device_allocator() {
   static DeviceAllocator* allocator = new DeviceAllocator;
@@ -96,7 +84,7 @@ c10::Allocator* device_allocator() {
 }
 
 c10::DataPtr wrap_handle(uint64_t handle, uint64_t bytes) {
-  counters.add(rounded(bytes));
+  count_allocation(bytes);
   return {new_address(bytes), new Context{handle, bytes}, &delete_storage, device()};
 }
 
@@ -117,7 +105,7 @@ void adopt_size(c10::StorageImpl& storage, uint64_t bytes) {
   const uint64_t handle = context.handle;
   auto old = storage.set_data_ptr(wrap_handle(handle, bytes));
   // The handle lives on in the new pointer: only the bookkeeping of the old one goes.
-  counters.subtract(rounded(context.bytes));
+  count_release(context.bytes);
   delete static_cast<Context*>(old.release_context());
   storage.set_nbytes(bytes);
 }
@@ -126,6 +114,7 @@ void resize_storage(c10::StorageImpl& storage, uint64_t bytes) {
   const uint64_t handle = handle_of(storage);
   Channel& channel = Channel::instance();
   channel.require();
+  if (bytes > storage.nbytes()) require_memory(in_blocks(bytes) - in_blocks(storage.nbytes()));
   channel.send(Message::Resize, 2, [&](uint64_t* body) {
     body[0] = handle;
     body[1] = bytes;

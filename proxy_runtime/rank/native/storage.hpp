@@ -13,13 +13,11 @@ inline constexpr auto kDeviceType = c10::DeviceType::CUDA;
 inline constexpr auto kDeviceKey = c10::DispatchKey::CUDA;
 inline c10::Device device() { return {kDeviceType, 0}; }
 
-// Logical bytes of this rank on its device; the same at every placement. Sizes count in blocks of 512
-// bytes, as torch's CUDA allocator counts them.
-struct MemoryStats {
-  uint64_t allocated = 0, peak = 0, allocations = 0, releases = 0;
-};
-MemoryStats memory_stats();
-void reset_peak_memory();
+// Throws what CUDA throws for a device that is not there. Before anything is allocated or sent.
+void require_existing(const c10::Device& wanted);
+inline void require_existing(const std::optional<c10::Device>& wanted) {
+  if (wanted.has_value()) require_existing(*wanted);
+}
 
 // The allocator registered for the device: allocates by a message, owns nothing in this process.
 c10::Allocator* device_allocator();

@@ -16,6 +16,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "queue.h"
 #include "refuse.h"
 
 // ---- State and the exports for the interposer -----------------------------------------------------------------
@@ -32,6 +33,7 @@ static _Atomic(const char*) g_last_refused = NULL;
 static atomic_int g_abort = 0;
 static _Atomic(void (*)(void)) g_sync = NULL;
 static _Atomic(void (*)(size_t*, size_t*)) g_memory = NULL;
+static _Atomic(const struct ergo_queue*) g_queue = NULL;
 
 __attribute__((constructor)) static void read_environment(void) {
   const char* text = getenv("ERGO_STUB_DEVICES");
@@ -50,6 +52,8 @@ __attribute__((constructor)) static void read_environment(void) {
 ERGO_EXPORT void ergo_stub_set_sync(void (*hook)(void)) { atomic_store(&g_sync, hook); }
 // Answers cudaMemGetInfo and the device's total memory, in bytes.
 ERGO_EXPORT void ergo_stub_set_memory(void (*hook)(size_t* available, size_t* total)) { atomic_store(&g_memory, hook); }
+// Streams and events become places in the channel's queue. Never unset.
+ERGO_EXPORT void ergo_stub_set_queue(const struct ergo_queue* queue) { atomic_store(&g_queue, queue); }
 // 1: a refused call ends the process with one sentence instead of returning a sticky error.
 ERGO_EXPORT void ergo_stub_set_abort(int on) { atomic_store(&g_abort, on); }
 // Refused calls of the CUDA runtime and driver so far, and the last one's name (NULL: none).
@@ -78,7 +82,11 @@ ERGO_EXPORT void ergo_stub_record(const char* name) {
 static cudaError_t fail(cudaError_t error) { return t_last = error; }
 
 // A poisoned process reports its error from every call that orders or waits for device work.
-static cudaError_t ordered(void) { return (cudaError_t)atomic_load(&g_sticky); }
+static cudaError_t ordered(void) {
+  const struct ergo_queue* queue = atomic_load(&g_queue);
+  if (queue && queue->fault()) return cudaErrorAssert;
+  return (cudaError_t)atomic_load(&g_sticky);
+}
 
 static cudaError_t synchronize(void) {
   void (*hook)(void) = atomic_load(&g_sync);
@@ -111,6 +119,7 @@ static const struct {
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
      "CUDA graphs cannot be captured on an Ergosphere device; run the same code without torch.cuda.graph"},
+    {cudaErrorAssert, "cudaErrorAssert", "device-side assert triggered"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
 };
 
@@ -120,6 +129,8 @@ const char* cudaGetErrorName(cudaError_t error) {
   return "unrecognized error code";
 }
 const char* cudaGetErrorString(cudaError_t error) {
+  const struct ergo_queue* queue = atomic_load(&g_queue);
+  if (error == cudaErrorAssert && queue && queue->fault()) return queue->fault();
   if (error == cudaErrorNotSupported && atomic_load(&g_last_refused)) return refusal();
   for (size_t i = 0; i < sizeof kErrors / sizeof *kErrors; ++i)
     if (kErrors[i].code == error) return kErrors[i].text;
@@ -264,7 +275,9 @@ struct CUstream_st {
 };
 struct CUevent_st {
   unsigned int flags;
-  atomic_llong recorded;  // ns of CLOCK_MONOTONIC; 0: not yet
+  uint64_t marker;          // of a timing event: the moment that the device keeps
+  atomic_llong recorded;    // ns of CLOCK_MONOTONIC on the host; 0: not yet
+  _Atomic(uint64_t) place;  // in the queue
 };
 
 static struct CUstream_st g_default_stream = {0, cudaStreamDefault, 0, 0};
@@ -340,7 +353,17 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode* mode
   return cudaSuccess;
 }
 // The channel is one ordered queue: whatever was issued before is done before what is issued after, on any stream.
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return (void)stream, ordered(); }
+// Not an error that lasts: whoever asks goes on.
+static cudaError_t ready(uint64_t place) {
+  const struct ergo_queue* queue = atomic_load(&g_queue);
+  cudaError_t error = ordered();
+  return error == cudaSuccess && queue && !queue->passed(place) ? cudaErrorNotReady : error;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  (void)stream;
+  const struct ergo_queue* queue = atomic_load(&g_queue);
+  return ready(queue ? queue->record(0) : 0);
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return (void)stream, synchronize(); }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {
   (void)stream, (void)flags;
@@ -351,14 +374,19 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
   if (!event) return fail(cudaErrorInvalidValue);
   struct CUevent_st* e = malloc(sizeof *e);
   if (!e) return fail(cudaErrorMemoryAllocation);
+  static _Atomic(uint64_t) next_marker = 1;
   e->flags = flags;
+  e->marker = flags & cudaEventDisableTiming ? 0 : atomic_fetch_add(&next_marker, 1);
   atomic_init(&e->recorded, 0);
+  atomic_init(&e->place, 0);
   *event = e;
   return cudaSuccess;
 }
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   if (!event) return fail(cudaErrorInvalidResourceHandle);
+  const struct ergo_queue* queue = atomic_load(&g_queue);
+  if (queue && event->marker && atomic_load(&event->recorded)) queue->forget(event->marker);
   free(event);
   return cudaSuccess;
 }
@@ -367,6 +395,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (!event) return fail(cudaErrorInvalidResourceHandle);
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
+  const struct ergo_queue* queue = atomic_load(&g_queue);
+  if (queue) atomic_store(&event->place, queue->record(event->marker));
   atomic_store(&event->recorded, now.tv_sec * 1000000000ll + now.tv_nsec);
   return ordered();
 }
@@ -374,18 +404,25 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   (void)flags;
   return cudaEventRecord(event, stream);
 }
-cudaError_t cudaEventQuery(cudaEvent_t event) { return event ? ordered() : fail(cudaErrorInvalidResourceHandle); }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  return event ? synchronize() : fail(cudaErrorInvalidResourceHandle);
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return event ? ready(atomic_load(&event->place)) : fail(cudaErrorInvalidResourceHandle);
 }
-// Milliseconds between the moments at which the host recorded the events, not below 0 (a restore on another
-// machine may set the clock back).
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (!event) return fail(cudaErrorInvalidResourceHandle);
+  const struct ergo_queue* queue = atomic_load(&g_queue);
+  return queue && queue->passed(atomic_load(&event->place)) ? ordered() : synchronize();
+}
+// Milliseconds between the moments at which the device came to the events; without a device, at which the host
+// recorded them.
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
   if (!ms) return fail(cudaErrorInvalidValue);
   if (!start || !end || ((start->flags | end->flags) & cudaEventDisableTiming))
     return fail(cudaErrorInvalidResourceHandle);
   long long from = atomic_load(&start->recorded), to = atomic_load(&end->recorded);
   if (!from || !to) return fail(cudaErrorInvalidResourceHandle);
+  const struct ergo_queue* queue = atomic_load(&g_queue);
+  if (queue)
+    return queue->elapsed(start->marker, end->marker, ms) == 0 ? ordered() : fail(cudaErrorInvalidResourceHandle);
   *ms = to > from ? (float)((double)(to - from) * 1e-6) : 0.0f;
   return cudaSuccess;
 }

@@ -70,17 +70,6 @@ else:
     raise AssertionError("more than there is was allocated")
 assert torch.ones(3, device="cuda").sum().item() == 3.0
 
-# Of two errors the earlier one is raised: the later one may be its consequence.
-table = torch.nn.Embedding(4, 2).cuda()
-table(torch.tensor([0, 1], device="cuda"))
-table(torch.tensor([0, 9], device="cuda"))
-try:
-    torch.linalg.inv(torch.zeros(2, 2, device="cuda"))
-except (RuntimeError, IndexError) as error:
-    assert "earlier operation" in str(error), error
-else:
-    raise AssertionError("nothing was raised")
-
 assert "large pool" in torch.cuda.memory_summary()
 
 # A script that tries a graph and does without goes on.
@@ -93,4 +82,15 @@ else:
     raise AssertionError("a graph was captured")
 torch.cuda.synchronize()
 assert (torch.ones(3, device="cuda") * 2).sum().item() == 6.0
+
+# Of two errors the earlier one is raised: the later one may be its consequence.
+table = torch.nn.Embedding(4, 2).cuda()
+table(torch.tensor([0, 1], device="cuda"))
+table(torch.tensor([0, 9], device="cuda"))
+try:
+    torch.linalg.inv(torch.zeros(2, 2, device="cuda"))
+except (RuntimeError, IndexError) as error:
+    assert "earlier operation" in str(error), error
+else:
+    raise AssertionError("nothing was raised")
 print("ok")

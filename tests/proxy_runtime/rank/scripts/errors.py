@@ -28,19 +28,11 @@ raises(RuntimeError, "device proxy", lambda: x.__dlpack__())
 raises(RuntimeError, "device proxy", lambda: x.__cuda_array_interface__)
 raises(RuntimeError, "process", lambda: x.untyped_storage()._share_cuda_())
 raises(NotImplementedError, "sparse COO", lambda: x.to_sparse_csr())
-raises(RuntimeError, "one device", lambda: torch.Generator(device="cuda:1"))
+raises(RuntimeError, "invalid device ordinal", lambda: torch.Generator(device="cuda:1"))
 raises(torch.linalg.LinAlgError, "singular", lambda: torch.linalg.inv(torch.zeros(2, 2, device="cuda")))
 
 # After an error the channel is as good as before: a new template works.
 assert (x * 1.5).sum().item() == 18.0
-
-# Values are checked where they are: by a known template the error comes at the next synchronisation.
-table = torch.nn.Embedding(4, 2).cuda()
-table(torch.tensor([0, 1], device="cuda"))
-table(torch.tensor([0, 9], device="cuda"))
-raises((RuntimeError, IndexError), "earlier operation", torch.cuda.synchronize)
-torch.cuda.synchronize()
-assert (x * 2.5).sum().item() == 30.0
 
 # A child has no device, and cannot free or change its parent's tensors.
 reader, writer = os.pipe()
@@ -52,7 +44,7 @@ if child == 0:
         os.write(writer, str(error).encode())
     with open("/proc/self/maps") as maps:
         os.write(writer, b" inherited" if "memfd:" in maps.read() else b" clean")
-    del x, table
+    del x
     sys.stdout = io.StringIO()
     os._exit(0)
 os.close(writer)

@@ -1,8 +1,21 @@
 // What the torch-free drivers need of torch's header of this name, so that channel.cpp compiles without torch.
 #pragma once
 
+#include <cstdint>
 #include <sstream>
 #include <stdexcept>
+#include <string>
+
+namespace c10 {
+struct SourceLocation {
+  const char* function;
+  const char* file;
+  uint32_t line;
+};
+struct AcceleratorError : std::runtime_error {
+  AcceleratorError(SourceLocation, int32_t, const std::string& message) : std::runtime_error(message) {}
+};
+}  // namespace c10
 
 namespace shim {
 template <class... Parts>
