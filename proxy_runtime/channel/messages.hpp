@@ -43,6 +43,9 @@ enum class Message : uint16_t {
   Exit = 18,          // the rank's interpreter ends normally; nothing follows
   Flags = 19,         // n, words[n]: precision and determinism flags of the rank (wire.hpp FlagWord order)
   Ready = 20,         // [S] n, handles[n]: is no collective going to write them any more?  -> 1 byte, 0 or 1
+  Library = 30,       // [S] size, hash (library.hpp), n_path, path: a library that registers operators
+                      //                                               -> one byte: 1 loaded, 0 contents are needed
+  LibraryPart = 31,   // size, hash, n_path, path, n, bytes[n]: the next part of the contents; loaded with the last
 };
 
 // Define body (words): template id (kNoTemplate: one-off, do not keep), base handle, n_name_bytes,

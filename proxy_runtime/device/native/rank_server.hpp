@@ -70,6 +70,7 @@ class RankServer {
   void write(WordReader body);
   void read(WordReader body);
   Outcome store(WordReader body);
+  void library(Message type, WordReader body);
 
   Services services_;
   RankState state_;

@@ -16,6 +16,7 @@ bool is_synchronous(Message type) {
     case Message::Store:
     case Message::Stats:
     case Message::Ready:
+    case Message::Library:
       return true;
     default:
       return false;

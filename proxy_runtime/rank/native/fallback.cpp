@@ -6,6 +6,7 @@
 
 #include "channel.hpp"
 #include "encoder.hpp"
+#include "libraries.hpp"
 #include "templates.hpp"
 
 namespace ergo::rank {
@@ -119,6 +120,7 @@ void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       return;
     }
   }
+  take_note_of_libraries();
   const OutputSpec spec = define(info, hash, call, !one_off, base);
   push_outputs(spec, call, base, *stack, info.kinds.size());
   call.components.clear();  // they would keep device memory alive until this thread's next call
