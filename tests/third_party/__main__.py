@@ -22,8 +22,8 @@ _HEAD = """# Code that nobody here wrote
 
 Scripts in `tests/third_party/scripts/`, written as the libraries' own examples are, with random weights and generated
 data. Each runs unmodified under `ergo run --python`, and natively on the device that the proxy computes on (the CPU);
-*equal* means that every loss, every printed result and the final weights are the same to the last bit. Where a model draws
-random numbers on the device, the native run gets a second generator for them, as a CUDA device has (`native.py`).
+*equal* means that every loss, every printed result and the final weights are the same to the last bit. Where a model
+draws random numbers on the device, the native run gets a second generator for them, as a CUDA device has (`native.py`).
 
 `python -m tests.third_party --python PYTHON` runs the scripts with an environment that has the packages of
 `requirements/thirdparty.in`, and writes this page.

@@ -47,8 +47,19 @@ def run(case: Case, python: str) -> Outcome:
         return Outcome("fails", "", f"without Ergosphere: {_last_line(native.stderr)}")
     with tempfile.TemporaryDirectory() as folder:
         ours = _run(
-            [sys.executable, "-m", "cli.main", "run", "--quiet", "--python", python, "--dir", folder, str(script),
-             *case.arguments]
+            [
+                sys.executable,
+                "-m",
+                "cli.main",
+                "run",
+                "--quiet",
+                "--python",
+                python,
+                "--dir",
+                folder,
+                str(script),
+                *case.arguments,
+            ]
         )
     if ours.returncode != 0:
         return Outcome("fails", "", _last_line(ours.stdout + ours.stderr))

@@ -9,7 +9,8 @@ from sentence_transformers import SentenceTransformer, losses, models, util
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
 torch.manual_seed(0)
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "rank", "writes", "to", "ring", "the", "device", "reads", "from", "it", "bits", "stay", "same"]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS += ["a", "rank", "writes", "to", "ring", "the", "device", "reads", "from", "it", "bits", "stay", "same"]
 with tempfile.TemporaryDirectory() as folder:
     vocabulary = Path(folder, "vocab.txt")
     vocabulary.write_text("\n".join(WORDS))
