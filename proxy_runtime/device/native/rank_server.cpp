@@ -277,6 +277,10 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
         services_.process.set_flags(state_, std::vector<uint64_t>(words, words + n));
         break;
       }
+      case Message::Library:
+      case Message::LibraryPart:
+        library(message.type, body);
+        break;
       default:
         throw ProtocolError("unknown message type " + std::to_string(static_cast<int>(message.type)));
     }
@@ -367,6 +371,23 @@ RankServer::Outcome RankServer::store(WordReader body) {
   if (reply->empty()) throw ProtocolError("a malformed store request");
   ring_.respond(Status::Ok, reply->data(), reply->size());
   return Outcome::Done;
+}
+
+void RankServer::library(Message type, WordReader body) {
+  uint64_t size = body.word(), hash = body.word(), n_name = body.word();
+  std::string name(body.bytes(n_name), n_name);
+  if (type == Message::Library) {
+    const char loaded = state_.libraries.load(name, size, hash) ? 1 : 0;
+    ring_.respond(Status::Ok, &loaded, 1);
+  } else {
+    uint64_t n = body.word();
+    const char* part = body.bytes(n);
+    try {
+      state_.libraries.receive(name, size, hash, {part, n});
+    } catch (const c10::Error&) {
+      // Not an error of the job yet: it may never use the library here. The rank asks again and learns it.
+    }
+  }
 }
 
 std::string RankServer::stats() const {

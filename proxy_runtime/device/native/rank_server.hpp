@@ -71,6 +71,7 @@ class RankServer {
   void read(WordReader body);
   void pull(WordReader body);
   Outcome store(WordReader body);
+  void library(Message type, WordReader body);
 
   Services services_;
   RankState state_;

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "libraries.hpp"
 #include "storage.hpp"
 #include "template.hpp"
 
@@ -40,7 +41,11 @@ struct RankState {
   std::unordered_map<uint64_t, at::Generator> generators;
   at::Tensor default_state;
   std::vector<uint64_t> flags;                    // the last Flags message
+<<<<<<< HEAD
   std::unordered_map<uint64_t, int64_t> marks;    // moments of the rank's timing events: DeviceBackend::now
+=======
+  LibraryList libraries;                          // that its operators come from
+>>>>>>> origin/main
   std::vector<Communicator> communicators;        // in creation order
   std::map<uint64_t, PendingCollective> pending;  // by the engine's ticket
   std::function<void(const Failure&)> report;     // an asynchronous error: the rank raises it at its next sync

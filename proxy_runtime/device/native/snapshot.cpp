@@ -193,6 +193,7 @@ void load(const MetaReader& meta, SnapshotServices services, RankState& rank, Ke
     uint64_t handle = handles.word();
     rank.storages.bind(handle, physical.at(handles.word()));
   }
+  rank.libraries.read(meta.section("library"));
   get_templates(meta.section("template"), rank.templates, services.backend.device());
   WordReader generators = meta.section("rng");
   for (uint64_t i = 0, n = generators.word(); i < n; i++) {
@@ -247,6 +248,7 @@ uint64_t dump_rank(SnapshotServices services, RankState& rank, const KeyValueSto
   WordWriter& section = meta.section("handles");
   section.word(rank.storages.size());
   section.append(handles);
+  rank.libraries.write(meta.section("library"));
   put_templates(meta.section("template"), rank.templates);
   WordWriter& generators = meta.section("rng");
   generators.word(rank.generators.size());

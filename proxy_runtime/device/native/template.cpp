@@ -1,6 +1,7 @@
 #include "template.hpp"
 
 #include "failure.hpp"
+#include "libraries.hpp"
 
 namespace ergo::device {
 
@@ -10,8 +11,11 @@ std::unique_ptr<Template> parse_template(std::string name, const uint64_t* key, 
   size_t dot = name.find('.', scope);
   std::string base = name.substr(0, dot), overload = dot == std::string::npos ? "" : name.substr(dot + 1);
   auto op = c10::Dispatcher::singleton().findSchema({base, overload});
-  TORCH_CHECK_NOT_IMPLEMENTED(op.has_value(), "the operator ", name,
-                              " is not registered on the device side; only operators of torch itself can run there");
+  TORCH_CHECK_NOT_IMPLEMENTED(op.has_value(), "ergosphere: the operator ", name,
+                              " has no kernel for CUDA tensors that could run in the device proxy: it was not "
+                              "registered by a compiled library, but from Python. Register its Python function for "
+                              "\"cuda\" too. ",
+                              library_failures());
   auto result = std::make_unique<Template>(*op);
   try {
     WordReader reader(key, n);

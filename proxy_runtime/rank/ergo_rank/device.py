@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from typing import Any
 
 from ergo_rank.boot import Channel
 
@@ -54,19 +55,31 @@ def _count_step(optimizer: object, args: object, kwargs: object) -> None:
 
 
 def _watch_libraries() -> None:
-    """Forwards the operators of libraries that are loaded later (a library's definitions are noticed anyway)."""
-    import torch
+    """Forwards the operators of libraries that are loaded later, and has the device load them too.
+
+    The two ways in which Python loads a library, ``torch.ops.load_library`` included. One that C code loads is
+    noticed at the next new operation.
+    """
+    import ctypes
+    from importlib.machinery import ExtensionFileLoader
 
     from ergo_rank import _interposer
 
-    load_library = torch.ops.load_library
+    dlopen: Any = ctypes._dlopen  # type: ignore[attr-defined]
+    create_module = ExtensionFileLoader.create_module
 
-    def load_and_sweep(path: object) -> object:
-        result = load_library(path)
-        _interposer.sweep()
-        return result
+    def open_and_sweep(*args: Any) -> Any:
+        handle = dlopen(*args)
+        _interposer.on_library_loaded()
+        return handle
 
-    torch.ops.load_library = load_and_sweep
+    def create_and_sweep(self: ExtensionFileLoader, spec: Any) -> Any:
+        module = create_module(self, spec)
+        _interposer.on_library_loaded()
+        return module
+
+    ctypes._dlopen = open_and_sweep  # type: ignore[attr-defined]
+    ExtensionFileLoader.create_module = create_and_sweep  # type: ignore[method-assign]
 
 
 def _finish() -> None:

@@ -11,6 +11,7 @@
 #include "fault.hpp"
 #include "flags.hpp"
 #include "generator.hpp"
+#include "libraries.hpp"
 #include "memory.hpp"
 #include "process_group.hpp"
 #include "queue.hpp"
@@ -79,12 +80,27 @@ std::unordered_set<std::string> python_kernels() {
   return names;
 }
 
+// Everything that libraries have registered since the last time is forwarded, and the device gets their kernels.
+size_t sweep() {
+  announce_libraries();
+  const size_t n = sweep_operators(python_kernels());
+  TORCH_CHECK(overridden_operators().empty() || library_failure().empty(), "ergosphere: a library has replaced ",
+              overridden_operators().front(),
+              " for CUDA tensors, and the device proxy does not have that library: ", library_failure());
+  return n;
+}
+
+// After a library was loaded. Most are not for torch, which costs nothing.
+void on_library_loaded() {
+  if (Channel::instance().open() && libraries_changed()) sweep();
+}
+
 std::atomic<bool> sweep_scheduled{false};
 
 int sweep_now(void*) {
   sweep_scheduled.store(false);
   try {
-    sweep_operators(python_kernels());
+    sweep();
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
     return -1;
@@ -111,6 +127,7 @@ void start(uintptr_t base, const std::string& kind, uint64_t device_bytes) {
   register_operators(kind == "cpu" ? DeviceKind::Cpu : DeviceKind::Cuda);
   register_sparse_layout();
   register_unsupported_layouts();
+  start_watching_libraries();
   watch_registrations(&on_new_operators);
 }
 
@@ -187,7 +204,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("is_open", [] { return Channel::instance().open(); });
   m.def("is_forked", [] { return Channel::instance().forked(); });
   m.def("require", [] { Channel::instance().require(); });
-  m.def("sweep", [] { return sweep_operators(python_kernels()); });
+  m.def("sweep", &sweep);
+  m.def("on_library_loaded", &on_library_loaded);
   m.def("default_generator", [] { return default_generator(); });
   m.def("new_generator", [] { return new_generator(); });
   m.def("resize_storage",

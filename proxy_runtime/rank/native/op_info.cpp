@@ -65,8 +65,10 @@ std::unique_ptr<OpInfo> make_info(const c10::OperatorHandle& op) {
     info->writes.push_back(argument.alias_info() != nullptr && argument.alias_info()->isWrite());
   }
   info->one_off = op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output) ||
-                  (!schema.returns().empty() && !returns_tensors(schema)) || contains(kShapeFromContents, info->name) ||
-                  schema.name().rfind("aten::_to_sparse", 0) == 0 ||
+                  // Nobody says of an operator that is not torch's whether its shapes depend on contents (nms): no
+                  // answer is known before it has run.
+                  schema.name().rfind("aten::", 0) != 0 || (!schema.returns().empty() && !returns_tensors(schema)) ||
+                  contains(kShapeFromContents, info->name) || schema.name().rfind("aten::_to_sparse", 0) == 0 ||
                   schema.name() == "aten::_validate_sparse_coo_tensor_args";  // how many values are not zero
   // The choice of an attention kernel depends on metadata only.
   if (schema.name() == "aten::_fused_sdp_choice") info->one_off = false;

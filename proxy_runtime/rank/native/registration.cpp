@@ -134,6 +134,12 @@ torch::Library& library_of(std::string_view ns) {
 }
 
 DeviceKind device_kind = DeviceKind::Cpu;
+bool swept = false;
+
+std::vector<std::string>& overridden() {
+  static auto* names = new std::vector<std::string>;
+  return *names;
+}
 
 // Whether a kernel is ours. Newer torch versions hand it out in a wrapper.
 template <class Kernel>
@@ -184,12 +190,16 @@ size_t sweep_operators(const std::unordered_set<std::string>& python_kernels) {
     const std::string full = full_name(name);
     if (!wanted(*op, full) || is_forwarded(*op) || python_kernels.count(full) != 0) continue;
     const auto ns = namespace_of(name);
+    if (swept && ns == "aten") overridden().push_back(full);
     library_of(ns).impl(full.substr(ns.size() + 2).c_str(),
                         torch::CppFunction::makeFromBoxedFunction<&forward_operator>());
     ++n;
   }
+  swept = true;
   return n;
 }
+
+const std::vector<std::string>& overridden_operators() { return overridden(); }
 
 void register_operators(DeviceKind kind) {
   device_kind = kind;

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 namespace ergo::rank {
 
@@ -15,6 +16,9 @@ void register_operators(DeviceKind kind);
 // loaded later puts its CUDA kernels over ours. `python_kernels` names operators ("ns::op.overload") whose
 // CUDA kernel is a Python function: these run in the rank, on forwarded operators. Returns how many.
 size_t sweep_operators(const std::unordered_set<std::string>& python_kernels);
+
+// Operators of torch itself that a library has given a CUDA kernel of its own, found and forwarded by a sweep.
+const std::vector<std::string>& overridden_operators();
 
 // Calls `on_new_operators` from within the dispatcher (so it must only take note) whenever a library
 // defines an operator after this call.

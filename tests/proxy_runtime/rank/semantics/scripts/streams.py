@@ -31,12 +31,15 @@ middle.record()
 end.record()
 plain.record()
 asked_early = (end.query(), plain.query(), cuda.current_stream().query())
-took, nothing = start.elapsed_time(end), middle.elapsed_time(end)  # waits for what it needs
-assert end.query() and plain.query(), asked_early
 assert asked_early == (False, False, False), asked_early
+raises(RuntimeError, "completed", lambda: start.elapsed_time(end))
+plain.synchronize()
+assert end.query() and plain.query()
+took, nothing = start.elapsed_time(end), middle.elapsed_time(end)
 assert 0 <= nothing < took, (took, nothing)
 assert abs(start.elapsed_time(middle) + nothing - took) < 0.01
 start.record()
+start.synchronize()
 assert 0 < end.elapsed_time(start) < 60_000
 
 # Ten products of 1200 x 1200 are no less than ten times one of them is at the clock's best rate: not host times.
