@@ -43,18 +43,15 @@ enum class Message : uint16_t {
   Exit = 18,          // the rank's interpreter ends normally; nothing follows
   Flags = 19,         // n, words[n]: precision and determinism flags of the rank (wire.hpp FlagWord order)
   Ready = 20,         // [S] n, handles[n]: is no collective going to write them any more?  -> 1 byte, 0 or 1
-<<<<<<< HEAD
   DeviceInfo = 21,    // [S]                      -> words: bytes of memory, capability (0: unknown), processors, name[]
   Mark = 22,          // marker id: the moment at which the queue has come here is kept
   Unmark = 23,        // marker id
   Elapsed = 24,       // [S] marker id, marker id -> i64 nanoseconds from the first to the second
   Pull = 25,          // handle, offset, length, at: the bytes go to the response area, from `at`; no response
   FreeGenerator = 26,  // generator id
-=======
-  Library = 30,       // [S] size, hash (library.hpp), n_path, path: a library that registers operators
-                      //                                               -> one byte: 1 loaded, 0 contents are needed
-  LibraryPart = 31,   // size, hash, n_path, path, n, bytes[n]: the next part of the contents; loaded with the last
->>>>>>> origin/main
+  Library = 30,        // [S] size, hash (library.hpp), n_path, path: a library that registers operators
+                       //                                               -> one byte: 1 loaded, 0 contents are needed
+  LibraryPart = 31,    // size, hash, n_path, path, n, bytes[n]: the next part of the contents; loaded with the last
 };
 
 // Define body (words): template id (kNoTemplate: one-off, do not keep), base handle, n_name_bytes,

@@ -41,11 +41,8 @@ struct RankState {
   std::unordered_map<uint64_t, at::Generator> generators;
   at::Tensor default_state;
   std::vector<uint64_t> flags;                    // the last Flags message
-<<<<<<< HEAD
   std::unordered_map<uint64_t, int64_t> marks;    // moments of the rank's timing events: DeviceBackend::now
-=======
   LibraryList libraries;                          // that its operators come from
->>>>>>> origin/main
   std::vector<Communicator> communicators;        // in creation order
   std::map<uint64_t, PendingCollective> pending;  // by the engine's ticket
   std::function<void(const Failure&)> report;     // an asynchronous error: the rank raises it at its next sync

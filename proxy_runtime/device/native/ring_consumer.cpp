@@ -16,12 +16,9 @@ bool is_synchronous(Message type) {
     case Message::Store:
     case Message::Stats:
     case Message::Ready:
-<<<<<<< HEAD
     case Message::DeviceInfo:
     case Message::Elapsed:
-=======
     case Message::Library:
->>>>>>> origin/main
       return true;
     default:
       return false;

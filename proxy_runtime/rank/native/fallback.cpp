@@ -7,12 +7,9 @@
 
 #include "channel.hpp"
 #include "encoder.hpp"
-<<<<<<< HEAD
 #include "flags.hpp"
-#include "memory.hpp"
-=======
 #include "libraries.hpp"
->>>>>>> origin/main
+#include "memory.hpp"
 #include "templates.hpp"
 
 namespace ergo::rank {
@@ -141,12 +138,9 @@ void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       return;
     }
   }
-<<<<<<< HEAD
   // Flags that were set without a word to us, by native code, show here at the latest.
   if (Flags::instance().refresh()) return forward_operator(op, stack);
-=======
   take_note_of_libraries();
->>>>>>> origin/main
   const OutputSpec spec = define(info, hash, call, !one_off, base);
   if (!memory_fits(spec.new_memory)) {
     // Only the device knew what it would need: the results are given back as if they had never been.
