@@ -70,8 +70,11 @@ class ProcessGroupErgo final : public GlooShaped {
   const std::string getBackendName() const override { return name_; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   bool supportsCoalescing() const override { return true; }
-  void startCoalescing() override {}
-  WorkPtr endCoalescing() override { return done({}, OpType::COALESCED); }
+  void startCoalescing() override { coalescing_ = true; }
+  WorkPtr endCoalescing() override {
+    coalescing_ = false;
+    return done({}, OpType::COALESCED);
+  }
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   void setSequenceNumberForGroup() override {}
@@ -245,6 +248,8 @@ class ProcessGroupErgo final : public GlooShaped {
     ++sequence_;
   }
   WorkPtr done(Tensors outputs, OpType type) {
+    // The handles of calls that are coalesced are dropped: the one of all of them waits for their results.
+    if (coalescing_) return make_work(getRank(), std::move(outputs), type);
     return make_work(getRank(), std::move(outputs), type, std::exchange(results_, {}));
   }
   WorkPtr reduce_in_place(Tensors& tensors, const c10d::ReduceOp& op, OpType type) {
@@ -316,7 +321,8 @@ class ProcessGroupErgo final : public GlooShaped {
   std::vector<int64_t> members_;
   std::map<uint64_t, uint64_t> derived_;  // communicators of tags and monitored barriers
   uint64_t sequence_ = 0, monitored_barriers_ = 0;
-  HostResults results_;  // of the call that is being made
+  bool coalescing_ = false;
+  HostResults results_;  // of the call that is being made, or of all that are coalesced
 };
 
 }  // namespace
