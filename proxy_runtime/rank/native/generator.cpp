@@ -84,6 +84,12 @@ class DeviceGenerator final : public c10::GeneratorImpl {
     Channel& channel = Channel::instance();
     channel.require();
     const size_t n = state.numel();
+    // A state of another generator would only be refused on the device, after this call has returned.
+    TORCH_CHECK(state.dtype() == caffe2::TypeMeta::Make<uint8_t>() && state.is_cpu() && state.is_contiguous(),
+                "RNG state must be a contiguous torch.ByteTensor on the CPU");
+    static const size_t expected = get_state()->numel();
+    TORCH_CHECK(n == expected, "RNG state is wrong size: ", n, " bytes, not the ", expected,
+                " of a generator of this device");
     channel.send(Message::SetRng, 2 + (n + 7) / 8, [&](uint64_t* body) {
       body[0] = id();
       body[1] = n;
