@@ -9,6 +9,7 @@
 
 #include "generator.hpp"
 #include "storage.hpp"
+#include "tree.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -80,7 +81,10 @@ class Encoder {
     if (v.isSymIntList()) return sym_int_list(v);
     if (v.isList()) return list(v, kind, written);
     if (v.isString()) return string(v.toStringRef());
-    if (v.isDevice()) return word(Tag::Device, v.toDevice().is_cpu() ? 1 : 0);
+    if (v.isDevice()) {
+      use_device(v.toDevice());
+      return word(Tag::Device, v.toDevice().is_cpu() ? 1 : 0);
+    }
     if (v.isGenerator()) return generator(v.toGenerator());
     if (v.isComplexDouble()) return complex(v.toComplexDouble());
     TORCH_CHECK_NOT_IMPLEMENTED(false, "ergosphere: ", info_.name, " takes an argument of kind ", v.tagKind(),
@@ -243,7 +247,7 @@ bool must_replace(const at::Tensor& t) {
 at::Tensor replacement(const at::Tensor& t) {
   if (!must_replace(t)) return t;
   if (t._is_zerotensor()) return at::zeros(t.sizes(), t.options().device(t.device()));
-  return t.to(device());
+  return t.to(own_device());
 }
 
 // ZeroTensors have no storage, and large CPU tensors do not fit a message. Both are rare.

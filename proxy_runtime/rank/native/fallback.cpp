@@ -8,6 +8,7 @@
 #include "encoder.hpp"
 #include "libraries.hpp"
 #include "templates.hpp"
+#include "tree.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -98,6 +99,7 @@ OutputSpec define(const OpInfo& info, uint64_t hash, const EncodedCall& call, bo
 }  // namespace
 
 void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (C10_UNLIKELY(bound_device() < 0)) use_device_of(*stack);
   Channel::instance().require();
   const OpInfo& info = op_info(op);
   // Kept per thread for its capacity. Not for a call within a call: one that encodes another (a CPU tensor that is

@@ -5,9 +5,11 @@
 
 #include <atomic>
 #include <cstring>
+#include <map>
 
 #include "channel.hpp"
 #include "storage.hpp"
+#include "tree.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -19,7 +21,8 @@ uint64_t next_generator_id() {
 
 class DeviceGenerator final : public c10::GeneratorImpl {
  public:
-  explicit DeviceGenerator(uint64_t id) : GeneratorImpl(rank::device(), c10::DispatchKeySet(kDeviceKey)), id_(id) {
+  explicit DeviceGenerator(uint64_t id, c10::Device device = own_device())
+      : GeneratorImpl(device, c10::DispatchKeySet(kDeviceKey)), id_(id) {
     if (id_ != 0) Channel::instance().send(Message::NewGenerator, 1, [&](uint64_t* body) { body[0] = id_; });
   }
 
@@ -27,7 +30,9 @@ class DeviceGenerator final : public c10::GeneratorImpl {
 
   void set_current_seed(uint64_t seed) override {
     seed_ = seed;
+    seeded_ = true;
     Channel& channel = Channel::instance();
+    if (in_tree() && device().index() != bound_device()) return;  // sent when this becomes the process's device
     // torch.manual_seed in a DataLoader worker seeds every device that the parent had: not an error there.
     if (!channel.open()) return;
     channel.send(Message::Seed, 2, [&](uint64_t* body) {
@@ -49,7 +54,12 @@ class DeviceGenerator final : public c10::GeneratorImpl {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "ergosphere: a generator's offset is not known in the rank; use get_state");
   }
 
+  void send_seed() {
+    if (seeded_) set_current_seed(seed_);
+  }
+
   void set_state(const c10::TensorImpl& state) override {
+    use_device(device());
     Channel& channel = Channel::instance();
     channel.require();
     const size_t n = state.numel();
@@ -62,6 +72,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   }
 
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    use_device(device());
     std::string bytes;
     Channel::instance().call(
         Message::GetRng, 1, [&](uint64_t* body) { body[0] = id_; },
@@ -82,13 +93,23 @@ class DeviceGenerator final : public c10::GeneratorImpl {
 
   uint64_t id_;
   uint64_t seed_ = c10::default_rng_seed_val;
+  bool seeded_ = false;
 };
 
 }  // namespace
 
-const at::Generator& default_generator() {
-  static const at::Generator* generator = new at::Generator(at::make_generator<DeviceGenerator>(0));
-  return *generator;
+const at::Generator& default_generator(int index) {
+  static auto* generators = new std::map<int, at::Generator>;
+  auto found = generators->find(index);
+  if (found == generators->end()) {
+    const c10::Device device(kDeviceType, static_cast<c10::DeviceIndex>(index));
+    found = generators->emplace(index, at::make_generator<DeviceGenerator>(0, device)).first;
+  }
+  return found->second;
+}
+
+void seed_on_device(int index) {
+  static_cast<DeviceGenerator*>(default_generator(index).unsafeGetGeneratorImpl())->send_seed();
 }
 
 at::Generator new_generator() {
@@ -102,6 +123,8 @@ uint64_t generator_id(const at::Generator& generator, const std::string& op) {
   TORCH_CHECK(ours != nullptr, "Expected a 'cuda' device type for generator but found '", generator.device(),
               "' or a generator that native code made, in a call of ", op,
               "; make it with torch.Generator(device='cuda')");
+  TORCH_CHECK(ours->device() == own_device(), "ergosphere: a generator of ", ours->device(), " in a call of ", op,
+              " on ", own_device());
   return ours->id();
 }
 

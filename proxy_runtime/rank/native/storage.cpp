@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "channel.hpp"
+#include "tree.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -97,7 +98,7 @@ c10::Allocator* device_allocator() {
 
 c10::DataPtr wrap_handle(uint64_t handle, uint64_t bytes) {
   counters.add(rounded(bytes));
-  return {new_address(bytes), new Context{handle, bytes}, &delete_storage, device()};
+  return {new_address(bytes), new Context{handle, bytes}, &delete_storage, own_device()};
 }
 
 c10::Storage make_storage(uint64_t handle, uint64_t bytes) {
