@@ -41,6 +41,10 @@ def run(
         list[str] | None, typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="A Python script, or -m MODULE.")
     ] = None,
     nproc: Annotated[int, typer.Option(help="Ranks, each a process of the script.", min=1)] = 1,
+    pack: Annotated[
+        str,
+        typer.Option(help="rank: a process of the script for each rank; node: one, which starts its own ranks."),
+    ] = "rank",
     devices: Annotated[
         int | None, typer.Option(help="CPU accelerators (device proxies); default: one a rank.", min=1)
     ] = None,
@@ -91,6 +95,12 @@ def run(
         raise typer.BadParameter(f"{transport!r} is neither shm nor tcp", param_hint="--transport")
     if network not in ("host", "private"):
         raise typer.BadParameter(f"{network!r} is neither host nor private", param_hint="--network")
+    if pack not in ("rank", "node"):
+        raise typer.BadParameter(f"{pack!r} is neither rank nor node", param_hint="--pack")
+    if pack == "node" and nproc != 1:
+        raise typer.BadParameter(
+            "a script that starts its own ranks is started once; say --devices", param_hint="--nproc"
+        )
     interval = _seconds(cut_every) if cut_every else None
     if restore and device_memory:
         raise typer.BadParameter("a job keeps the device memory that it began with", param_hint="--device-memory")
@@ -101,7 +111,8 @@ def run(
     if json_report is not None and not json_report.absolute().parent.is_dir():
         raise typer.BadParameter(f"{json_report.absolute().parent} is not a directory", param_hint="--json-report")
     options = JobOptions(
-        argv=() if restore else _command(command, python, directory),
+        argv=() if restore else _command(command, python, directory, launcher=pack == "node"),
+        pack="node" if pack == "node" else "rank",
         world_size=nproc,
         devices=devices or (0 if restore else nproc),
         cwd=directory,
@@ -121,7 +132,8 @@ def run(
             tell(f"interrupted by {signal.Signals(early.number).name}: nothing was started.")
             raise typer.Exit(128 + early.number) from None
         ranks, devices = job.spec.world_size, job.spec.devices
-        tell(f"job {job.spec.job_id}: {ranks} rank{'s' * (ranks > 1)} on {devices} device{'s' * (devices > 1)}")
+        what = "a script that starts its own ranks" if job.spec.pack == "node" else f"{ranks} rank{'s' * (ranks > 1)}"
+        tell(f"job {job.spec.job_id}: {what} on {devices} device{'s' * (devices > 1)}")
         code = foreground.follow(job, sorted(cut_at or []), interval, move=not live)
     if job.cuts and not quiet:
         messages.print(cut_table(job.cuts))
@@ -201,7 +213,7 @@ class _Foreground:
     def report(self, job: Job, code: int) -> dict[str, Any]:
         return {
             "job": job.spec.job_id,
-            "ranks": list(range(job.spec.world_size)),
+            "ranks": list(range(job.spec.processes)),
             "devices": job.spec.devices,
             "exit_code": code,
             "rss_mb": [round(size / 1e6, 1) for size in self._rss],
@@ -221,8 +233,8 @@ class _Foreground:
     # ------------------------------------------------------------------ logs
 
     def _pump(self, job: Job, *, last: bool = False) -> None:
-        many = job.spec.world_size > 1
-        for rank in range(job.spec.world_size):
+        many = job.spec.processes > 1
+        for rank in range(job.spec.processes):
             try:
                 with open(job.log_path(rank), "rb") as file:
                     file.seek(self._offsets.get(rank, 0))
@@ -307,7 +319,9 @@ class _Signals:
         self._foreground.interrupt(number)
 
 
-def _command(command: list[str] | None, python: str, directory: Path | None) -> tuple[str, ...]:
+def _command(
+    command: list[str] | None, python: str, directory: Path | None, *, launcher: bool = False
+) -> tuple[str, ...]:
     from proxy_runtime.shim.spec import RunError
 
     if not command:
@@ -321,6 +335,13 @@ def _command(command: list[str] | None, python: str, directory: Path | None) -> 
     script = (directory or Path.cwd()).absolute() / command[0]
     if script.is_dir():
         raise RunError(f"{script} is a directory, not a script.", code="run.no-script")
+    if not script.is_file() and launcher:
+        # The interpreter itself, or a program that its environment brings: torchrun, accelerate.
+        beside = Path(_interpreter(python)).parent / command[0]
+        found = _interpreter(python) if command[0] in ("python", "python3") else shutil.which(str(beside))
+        found = found or shutil.which(command[0])
+        if found is not None:
+            return (str(Path(found).absolute()), *command[1:])
     if not script.is_file():
         raise RunError(f"the script {script} does not exist.", code="run.no-script")
     return (_interpreter(python), str(script), *command[1:])

@@ -195,6 +195,23 @@ class JobSpec(_Shape):
         return self.model_dump_json(by_alias=True).encode()
 
 
+def parse_submitted_spec(data: bytes | str | Mapping[str, Any]) -> JobSpec:
+    """The same of what a fleet is asked to run: what it cannot do yet is refused.
+
+    Raises:
+        ModelError: as `parse_job_spec`.
+    """
+    spec = parse_job_spec(data)
+    if spec.pack == "node":
+        fault = Fault(
+            "pack",
+            "is node, but nodes of a fleet do not run scripts that start their own ranks yet",
+            "Use `pack: rank` with `ranks` instead of the launcher, or `ergo run --pack node` on one machine.",
+        )
+        raise ModelError.of_faults("JobSpec", [fault], code="model.job-spec")
+    return spec
+
+
 def parse_job_spec(data: bytes | str | Mapping[str, Any]) -> JobSpec:
     """Reads a JobSpec from JSON text, or from a mapping that a JSON or YAML file gave.
 

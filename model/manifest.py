@@ -132,6 +132,7 @@ class ManifestHeader(_Shape):
         cwd: absolute path of the job directory as the ranks see it.
         env: the environment a restore needs. Never holds secrets: those are references.
         network: of the ranks: the host's, or a namespace of their own.
+        pack: ``node``: the job is one process tree, kept as rank 0's, and ranks are the channels to its devices.
         build_id: the runtime build whose files the process images map.
         created_at_ns: when the cut was taken.
         ranks: one for each rank, in rank order.
@@ -145,6 +146,7 @@ class ManifestHeader(_Shape):
     cwd: str
     env: dict[str, str] = {}
     network: Literal["host", "none", "private"] = "host"
+    pack: Literal["rank", "node"] = Field(default="rank", exclude_if=lambda pack: pack == "rank")
     build_id: str
     numerics: NumericsClass
     host: HostClass

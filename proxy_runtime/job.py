@@ -24,7 +24,7 @@ from proxy_runtime.process.namespace import Network
 from proxy_runtime.shim import aftermath
 from proxy_runtime.shim.client import ShimClient, running_jobs
 from proxy_runtime.shim.layout import RunLayout
-from proxy_runtime.shim.spec import CutReport, CutRequest, RunError, RunSpec
+from proxy_runtime.shim.spec import SLOTS_PER_DEVICE, CutReport, CutRequest, Pack, RunError, RunSpec
 
 # Our settings are not a job's, but for what a script's author sets for the script.
 _FOR_RANKS = frozenset({"ERGO_LAUNCH_BLOCKING"})
@@ -39,7 +39,7 @@ class JobOptions:
     """
 
     argv: tuple[str, ...]
-    world_size: int = 1
+    world_size: int = 1  # with `pack` node: the script's own business
     devices: int = 1
     cwd: Path | None = None
     env: dict[str, str] | None = None
@@ -51,6 +51,7 @@ class JobOptions:
     linger: bool = False
     keep_run: bool = False
     python: str = sys.executable
+    pack: Pack = "rank"
     job_id: str = field(default_factory=lambda: f"run-{uuid.uuid4().hex[:8]}")
 
 
@@ -74,7 +75,7 @@ class Job:
         self._done = threading.Event()
         self.cuts: list[CutReport] = []  # of everybody who has asked for one
         self._cuts_lock = threading.Lock()
-        self.log_offsets = [0] * spec.world_size  # of a continued job: where its earlier output ends, bytes
+        self.log_offsets = [0] * spec.processes  # of a continued job: where its earlier output ends, bytes
         self.on_event: Callable[[dict[str, Any]], None] = lambda _: None
 
     # ------------------------------------------------------------------ starting
@@ -128,9 +129,10 @@ class Job:
             network=header.network,
             linger=options.linger,
             base_dir=str(files),
+            pack=header.pack,
         )
         job = cls._spawn(spec, options, progress, made_by)
-        job.log_offsets = [rank.log_offset for rank in header.ranks]
+        job.log_offsets = [rank.log_offset for rank in header.ranks[: spec.processes]]
         steps = sorted({rank.step for rank in header.ranks})
         progress(f"continues checkpoint {reader.id} at step {'-'.join(map(str, steps))}")
         job._begin(lambda: job.client.restore(checkpoint))
@@ -265,8 +267,9 @@ def _spec(options: JobOptions) -> RunSpec:
         argv=options.argv,
         cwd=str(cwd),
         env=env,
-        world_size=options.world_size,
+        world_size=options.devices * SLOTS_PER_DEVICE if options.pack == "node" else options.world_size,
         devices=options.devices,
+        pack=options.pack,
         checkpoint_dir=str((options.checkpoint_dir or layout.checkpoints).absolute()),
         threads=options.threads,
         device_memory=options.device_memory,

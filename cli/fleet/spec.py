@@ -81,7 +81,7 @@ def build_spec(file: Mapping[str, Any], flags: Flags, argv: Sequence[str], volum
         ModelError: with every fault.
         SpecError: a flag is not of its form.
     """
-    from model.job_spec import API_VERSION, parse_job_spec
+    from model.job_spec import API_VERSION, parse_submitted_spec
 
     fields: dict[str, Any] = dict(file) if file else {"apiVersion": API_VERSION}
     given = {
@@ -99,7 +99,7 @@ def build_spec(file: Mapping[str, Any], flags: Flags, argv: Sequence[str], volum
         fields["checkpoint"] = {**_mapping(fields.get("checkpoint")), "every_s": flags.checkpoint_every or None}
     if flags.environment:
         fields["environment"] = {**_mapping(fields.get("environment")), **_variables(flags.environment)}
-    return parse_job_spec(fields)
+    return parse_submitted_spec(fields)
 
 
 def command_line(command: Sequence[str], directory: Path | None) -> list[str]:

@@ -30,6 +30,7 @@ _RESPONSE_SEQ = 320
 _ERROR_FLAG, _ERROR_MESSAGE, _ERROR_BYTES = 384, 392, 2048
 _PROXY_GONE, _RANK_ATTACHED, _RANK_LEAVING = 2496, 2500, 2504
 _STEP, _STEP_DONE = 2560, 2568
+_SHARED, _CLAIMANT = 4096, 4100  # shared_ring.hpp
 
 _EXIT, _EXIT_BYTES = 18, 8  # Message::Exit: a header without a body
 
@@ -101,6 +102,7 @@ class Ring:
         *,
         ring_bytes: int = DEFAULT_RING_BYTES,
         response_bytes: int = DEFAULT_RESPONSE_BYTES,
+        shared: bool = False,
     ) -> Ring:
         """Creates an empty ring.
 
@@ -109,6 +111,7 @@ class Ring:
             build_id: id of the runtime's build, hexadecimal; empty matches any.
             ring_bytes: size of the message area, a power of two.
             response_bytes: size of the answer area, which bounds the chunks of device-to-host copies.
+            shared: the processes of a tree use it one after another, each claiming it first.
         """
         if ring_bytes < 4096 or ring_bytes & (ring_bytes - 1) or response_bytes < 4096:
             raise ValueError("ring_bytes must be a power of two and both sizes at least 4096 bytes")
@@ -117,6 +120,7 @@ class Ring:
             os.ftruncate(fd, HEADER_BYTES + ring_bytes + response_bytes)
             fixed = _FIXED.pack(MAGIC, PROTOCOL_VERSION, rank, ring_bytes, response_bytes, build_word(build_id))
             os.pwrite(fd, fixed, 0)
+            os.pwrite(fd, struct.pack("=I", shared), _SHARED)
             return cls(fd)
         except BaseException:
             os.close(fd)
@@ -170,6 +174,34 @@ class Ring:
         except OSError as error:
             raise RingError(f"The ring of process {pid} cannot be opened: {error}.", code="ring.missing") from error
         raise RingError(f"Process {pid} has no ring mapped; it is no rank.", code="ring.missing")
+
+    @classmethod
+    def shared_of(cls, keeper_pid: int) -> list[Ring]:
+        """Opens the shared rings of a tree, which its keeper holds, in the order of their ranks.
+
+        Raises:
+            RingError: `ring.missing` if the process has none or is gone.
+        """
+        rings: list[Ring] = []
+        try:
+            for name in os.listdir(f"/proc/{keeper_pid}/fd"):
+                path = f"/proc/{keeper_pid}/fd/{name}"
+                if os.readlink(path).startswith(f"/memfd:{MEMFD_NAME}"):
+                    rings.append(cls(os.open(path, os.O_RDWR | os.O_CLOEXEC)))
+        except OSError as error:
+            for ring in rings:
+                ring.close()
+            raise RingError(
+                f"The rings of process {keeper_pid} cannot be opened: {error}.", code="ring.missing"
+            ) from error
+        if not rings:
+            raise RingError(f"Process {keeper_pid} holds no rings.", code="ring.missing")
+        return sorted(rings, key=lambda ring: ring.fields.rank)
+
+    @property
+    def claimant(self) -> int:
+        """Of a shared ring: the process (in the tree's pid namespace) that has it, 0 for nobody."""
+        return self._u32(_CLAIMANT)
 
     @property
     def head(self) -> int:

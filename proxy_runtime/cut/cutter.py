@@ -182,7 +182,7 @@ class Cutter:
 
     def _save_ring(self, rank: Rank) -> None:
         """Of a rank that has ended, or unmapped its ring on its way out: what is in there is in no process image."""
-        if rank.ring is None:
+        if rank.ring is None or rank.shared:  # shared ones are in the image of the tree
             return
         if rank.alive and rank.container is not None:
             with suppress(RingError):

@@ -45,6 +45,7 @@ class ContainerSpec:
         binds: (source, destination) pairs that are bind mounted.
         network: `host`, or a network namespace in which only loopback is up (`none`, `private`).
         keep_fd: a descriptor that the rank gets under the same number.
+        keeper_fds: descriptors that the rank's keeper holds under the same numbers; in no process of the rank.
         no_aslr: address space randomization off, so that images of ranks share pages.
         first_pid: pid of the rank inside (its keeper's is one less); above the pids that CRIU takes when it restores.
     """
@@ -57,6 +58,7 @@ class ContainerSpec:
     binds: tuple[tuple[Path, Path], ...] = ()
     network: Network = "host"
     keep_fd: int | None = None
+    keeper_fds: tuple[int, ...] = ()
     no_aslr: bool = True
     first_pid: int = 1000
 

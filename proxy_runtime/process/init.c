@@ -13,6 +13,7 @@
 //   --net host|none|private  none and private: a network namespace with only loopback, up
 //   --log FILE               opened for appending inside the container: the rank's stdout and stderr
 //   --cwd DIR  --keep-fd N  --no-aslr  --first-pid N
+//   --keeper-fd N            a descriptor that the keeper holds; may be repeated, in ascending order
 //
 // Lines written to the status socket: "init PID" (host pid of pid 1), "ready" (restore, hold), "running PID HOST" (of
 // the rank: pid inside and host pid, the latter 0 after a restore), "exit CODE", "signal N", "error SENTENCE".
@@ -52,12 +53,15 @@
 #include <unistd.h>
 
 enum { kSetupFailed = 126, kLauncherGone = 125, kUsage = 2 };
+enum { kMaxKeeperFds = 1024 };
 enum mode { kRun, kRestore, kHold, kEnter, kKeeper };
 
 struct options {
   enum mode mode;
   int status_fd;
   int keep_fd;
+  int keeper_fds[kMaxKeeperFds];
+  int keeper_fds_len;
   pid_t parent;
   pid_t mounts_of;
   pid_t enter;
@@ -284,7 +288,13 @@ static int keep(const struct options* o) {
   if (rank == 0) become_rank(o, report);
   int null = open("/dev/null", O_RDWR);
   if (null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(null, 2) < 0) _exit(kSetupFailed);
-  close_all_but(-1);
+  unsigned from = 3;
+  for (int i = 0; i < o->keeper_fds_len; i++) {
+    unsigned kept = (unsigned)o->keeper_fds[i];
+    if (kept > from) syscall(SYS_close_range, from, kept - 1, 0U);
+    from = kept + 1;
+  }
+  syscall(SYS_close_range, from, ~0U, 0U);
   int status;
   for (;;) {
     pid_t pid = waitpid(-1, &status, 0);
@@ -308,6 +318,7 @@ static struct family start_rank(const struct options* o) {
   if (keeper == 0) execute_keeper(o, report[1]);
   close(report[1]);
   if (o->keep_fd >= 0) close(o->keep_fd);
+  for (int i = 0; i < o->keeper_fds_len; i++) close(o->keeper_fds[i]);
   char text[PATH_MAX + 256];
   size_t filled = 0;
   for (;;) {  // until exec has closed the other end
@@ -479,10 +490,10 @@ static int arguments_of(const char* option) {
   static const struct {
     const char* name;
     int count;
-  } known[] = {{"--status-fd", 1}, {"--parent", 1},   {"--mounts-of", 1}, {"--overlay", 4}, {"--bind", 2},
-               {"--net", 1},       {"--log", 1},      {"--cwd", 1},       {"--keep-fd", 1}, {"--no-aslr", 0},
-               {"--first-pid", 1}, {"--restore", 0},  {"--hold", 0},      {"--enter", 1},   {"--net-too", 0},
-               {"--keeper", 1},    {"--host-proc", 1}};
+  } known[] = {{"--status-fd", 1}, {"--parent", 1},    {"--mounts-of", 1}, {"--overlay", 4}, {"--bind", 2},
+               {"--net", 1},       {"--log", 1},       {"--cwd", 1},       {"--keep-fd", 1}, {"--no-aslr", 0},
+               {"--first-pid", 1}, {"--restore", 0},   {"--hold", 0},      {"--enter", 1},   {"--net-too", 0},
+               {"--keeper", 1},    {"--host-proc", 1}, {"--keeper-fd", 1}};
   for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
     if (strcmp(option, known[i].name) == 0) return known[i].count;
   }
@@ -502,6 +513,11 @@ static struct options parse(int argc, char** argv) {
     if (strcmp(name, "--parent") == 0) o.parent = (pid_t)number(value);
     if (strcmp(name, "--mounts-of") == 0) o.mounts_of = (pid_t)number(value);
     if (strcmp(name, "--keep-fd") == 0) o.keep_fd = (int)number(value);
+    if (strcmp(name, "--keeper-fd") == 0) {
+      int fd = (int)number(value), last = o.keeper_fds_len > 0 ? o.keeper_fds[o.keeper_fds_len - 1] : 2;
+      if (o.keeper_fds_len == kMaxKeeperFds || fd <= last) usage("--keeper-fd: too many, or not in ascending order");
+      o.keeper_fds[o.keeper_fds_len++] = fd;
+    }
     if (strcmp(name, "--first-pid") == 0) o.first_pid = number(value);
     if (strcmp(name, "--log") == 0) o.log = value;
     if (strcmp(name, "--cwd") == 0) o.cwd = value;

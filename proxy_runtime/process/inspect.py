@@ -42,18 +42,26 @@ class InetSocket:
         return f"{self.protocol} port {local} to port {remote}"
 
 
-def violations(container: Container, *, ring_name: str = RING_NAME, allowed_ports: Collection[int] = ()) -> list[str]:
+def violations(
+    container: Container,
+    *,
+    ring_name: str = RING_NAME,
+    allowed_ports: Collection[int] = (),
+    shared_rings: bool = False,
+) -> list[str]:
     """Sentences about what forbids a cut; empty when there is nothing.
 
     Args:
         container: its rank may map the ring, and nobody else.
         ring_name: name of the channel's memfd.
         allowed_ports: connections to or from these ports do not count.
+        shared_rings: the keeper holds all rings, and any process may open and map one: they are the same ones after
+            a restore.
     """
     found = [f"process {pid} is not below the rank's keeper and would be lost" for pid in container.strangers()]
     for pid in container.processes():
-        found += descriptor_violations(pid, ring_name, allowed_ports)
-        found += mapping_violations(pid, ring_name, may_map_ring=pid == container.rank_pid)
+        found += descriptor_violations(pid, ring_name, allowed_ports, may_open_ring=shared_rings)
+        found += mapping_violations(pid, ring_name, may_map_ring=shared_rings or pid == container.rank_pid)
     return found
 
 
@@ -74,12 +82,14 @@ def mapped_memfd(pid: int, name: str) -> Path | None:
     return None
 
 
-def descriptor_violations(pid: int, ring_name: str, allowed_ports: Collection[int]) -> list[str]:
+def descriptor_violations(
+    pid: int, ring_name: str, allowed_ports: Collection[int], *, may_open_ring: bool = False
+) -> list[str]:
     """A channel descriptor, a device, an io_uring or a connected inet socket among the open files."""
     found: list[str] = []
     inodes: set[str] = set()
     for number, target in _descriptors(pid):
-        if _is_ring(target, ring_name):
+        if _is_ring(target, ring_name) and not may_open_ring:
             found.append(f"process {pid} holds descriptor {number} of the channel")
         elif target.startswith(_DEVICE_PREFIXES):
             found.append(f"process {pid} has opened the device {target}")

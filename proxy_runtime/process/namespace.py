@@ -332,6 +332,9 @@ def _start(
     if spec.keep_fd is not None:
         keep = (spec.keep_fd,)
         options += ["--keep-fd", str(spec.keep_fd)]
+    for fd in sorted(spec.keeper_fds):
+        options += ["--keeper-fd", str(fd)]
+    keep += spec.keeper_fds
     container = Container(*_start_init(init_binary, [*options, "--", *spec.argv], spec.env, keep), spec.network)
     return _await(container, word, deadline_s)
 

@@ -9,12 +9,15 @@ import sys
 
 
 def _start_rank() -> None:
-    if "ERGO_CHANNEL" not in os.environ:
+    if "ERGO_CHANNEL" not in os.environ and "ERGO_DEVICES" not in os.environ:
         return
     try:
         from ergo_rank import boot
 
-        boot.take_channel()
+        if "ERGO_DEVICES" in os.environ:
+            boot.join_tree()
+        else:
+            boot.take_channel()
     except BaseException as error:  # Python would report a failing hook and run the script without its device
         print(f"ergosphere: this rank cannot start: {error}", file=sys.stderr, flush=True)
         os._exit(1)

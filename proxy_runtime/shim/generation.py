@@ -27,7 +27,7 @@ from proxy_runtime.process import criu, inspect
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.process.namespace import Container, ContainerSpec, Overlay, Volume, hold_volume, launch
 from proxy_runtime.shim.layout import EpochLayout
-from proxy_runtime.shim.spec import RankExit, RunSpec, contiguous_placement
+from proxy_runtime.shim.spec import SLOTS_PER_DEVICE, RankExit, RunSpec, contiguous_placement
 
 T = TypeVar("T")
 
@@ -52,6 +52,8 @@ class Rank:
     """One local rank of a generation. `exit` is set once it has ended.
 
     `last_step` is the step that it had when last looked at: its ring goes before it is asked for the last time.
+    `shared`: of a job that starts its own ranks. It is a channel that the tree's processes claim, and rank 0 has the
+    container with the whole tree.
     """
 
     rank: int
@@ -59,6 +61,7 @@ class Rank:
     container: Container | None = None
     exit: RankExit | None = None
     last_step: int = 0
+    shared: bool = False
 
     @property
     def alive(self) -> bool:
@@ -67,14 +70,15 @@ class Rank:
     @property
     def attached(self) -> bool:
         """The rank has mapped its ring and let go of the descriptor (or has ended)."""
-        return self.exit is not None or (self.ring is not None and self.ring.rank_attached)
+        return self.shared or self.exit is not None or (self.ring is not None and self.ring.rank_attached)
 
     @property
     def step(self) -> int:
         """The last step whose device work is done."""
         if self.ring is not None:
             with suppress(ValueError):  # being closed in another thread
-                self.last_step = max(self.last_step, self.ring.step_done)
+                done = self.ring.step_done
+                self.last_step = done if self.shared else max(self.last_step, done)
         return self.last_step
 
 
@@ -107,7 +111,8 @@ class Generation:
         placement = part.device_of_rank if part else contiguous_placement(spec.world_size, devices)
         local = part.local_devices if part else tuple(range(devices))
         generation = cls(spec, epoch, layout, build, devices, placement)
-        generation.ranks = [Rank(rank) for rank, device in enumerate(placement) if device in local]
+        shared = spec.pack == "node"
+        generation.ranks = [Rank(rank, shared=shared) for rank, device in enumerate(placement) if device in local]
         return generation
 
     @property
@@ -153,6 +158,12 @@ class Generation:
 
     def launch_ranks(self) -> None:
         """Starts every rank in its own container; each waits at its first device call for `start`."""
+        if self.spec.pack == "node":
+            for rank in self.ranks:
+                rank.ring = Ring.create(rank=rank.rank, build_id=self.build.id, shared=True)
+            tree = self.ranks[0]
+            tree.container = launch(self.build.init_binary, self.container_spec(tree), mounts_of=self.volume)
+            return
         in_parallel([lambda rank=rank: self._launch(rank) for rank in self.ranks])
 
     def _launch(self, rank: Rank) -> None:
@@ -192,7 +203,25 @@ class Generation:
             "PYTHONPATH": os.pathsep.join([str(self.build.rank_dir), *filter(None, [spec.env.get("PYTHONPATH", "")])]),
         }
         keep_fd = None
-        if channel and rank.ring is not None:
+        keeper_fds: tuple[int, ...] = ()
+        if spec.pack == "node":
+            for name in (
+                "RANK",
+                "WORLD_SIZE",
+                "LOCAL_RANK",
+                "LOCAL_WORLD_SIZE",
+                "GROUP_RANK",
+                "MASTER_ADDR",
+                "MASTER_PORT",
+            ):
+                env.pop(name)  # the script, or a launcher in it, says
+                if name in spec.env:
+                    env[name] = spec.env[name]
+            keeper_fds = tuple(rank.ring.fd for rank in self.ranks if rank.ring is not None)
+            keeper = ContainerSpec().first_pid - 1
+            numbers = f"{self.devices}:{SLOTS_PER_DEVICE}:{keeper}:{','.join(map(str, keeper_fds))}"
+            env["ERGO_DEVICES"] = f"{spec.device_kind}:{numbers}:{self.build.rank_dir}"
+        elif channel and rank.ring is not None:
             keep_fd = rank.ring.fd
             env["ERGO_CHANNEL"] = f"{keep_fd}:{self.build.rank_dir}:{spec.device_kind}"
             if spec.device_memory:
@@ -205,6 +234,7 @@ class Generation:
             binds=((layout.private, Path(layout.private_mount)),),
             network=spec.network,
             keep_fd=keep_fd,
+            keeper_fds=keeper_fds,
         )
 
     # ------------------------------------------------------------------ looking at it
@@ -234,14 +264,19 @@ class Generation:
 
     def step(self) -> list[int]:
         """Steps whose device work is done, per rank."""
-        return [rank.step for rank in self.ranks]
+        steps = [rank.step for rank in self.ranks]
+        if self.spec.pack == "node":  # not those that nobody uses, or that train nothing
+            return [step for step in steps if step > 0] or [0]
+        return steps
 
     def violations(self) -> list[str]:
         """Sentences about everything that a process of this job holds and must not hold at a cut."""
         found: list[str] = []
         for rank in self.living():
             assert rank.container is not None
-            found += [f"rank {rank.rank}: {text}" for text in inspect.violations(rank.container)]
+            found += [
+                f"rank {rank.rank}: {text}" for text in inspect.violations(rank.container, shared_rings=rank.shared)
+            ]
         return found
 
     def resident_bytes(self) -> list[int]:
@@ -326,7 +361,11 @@ class Generation:
 
         def on_paused(container: Container) -> None:
             try:
-                rank.ring = Ring.of_process(container.rank_pid)
+                if rank.shared:
+                    for each, ring in zip(self.ranks, Ring.shared_of(container.keeper_pid), strict=True):
+                        each.ring = ring
+                else:
+                    rank.ring = Ring.of_process(container.rank_pid)
             except RingError:
                 if not unread.exists():
                     raise

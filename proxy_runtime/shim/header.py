@@ -46,6 +46,7 @@ def job_header(
         cwd=spec.cwd,
         env=spec.env,
         network=spec.network,
+        pack=spec.pack,
         build_id=build.id,
         numerics=numerics_class(build, spec.device_kind, spec.threads),
         host=host_class(),

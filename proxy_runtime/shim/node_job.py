@@ -121,7 +121,7 @@ class NodeJob:
 
     @property
     def finished(self) -> bool:
-        return len(self.exits) == self.spec.world_size
+        return len(self.exits) == self.spec.processes
 
     def dead_proxy(self) -> int | None:
         with self._lock:
@@ -133,14 +133,17 @@ class NodeJob:
             generation = self.current
             if generation is None:
                 return {"epoch": self.epoch, "alive": False}
+            tree = self.spec.pack == "node"
             return {
                 "epoch": generation.epoch,
                 "alive": True,
                 "width": generation.devices,
-                "placement": list(generation.placement),
+                "placement": sorted(set(generation.placement)) if tree else list(generation.placement),
                 "step": generation.step(),
                 "attached": all(rank.attached for rank in generation.ranks),
-                "rank_pids": [rank.container.rank_pid if rank.container else 0 for rank in generation.ranks],
+                "rank_pids": [
+                    rank.container.rank_pid if rank.container else 0 for rank in generation.ranks[: self.spec.processes]
+                ],
                 "proxy_pids": [proxy.pid for proxy in generation.proxies.values()],
                 "rss_bytes": generation.resident_bytes(),
             }
@@ -181,6 +184,11 @@ class NodeJob:
     def _cut(self, old: Generation, request: CutRequest, report: CutReport) -> None:
         clock = time.perf_counter
         devices = request.devices or old.devices
+        if self.spec.pack == "node" and devices != old.devices:
+            raise RunError(
+                f"a job that starts its own ranks sees {old.devices} devices for life; it cannot be cut to {devices}.",
+                code="run.bad-width",
+            )
         if not 1 <= devices <= self.spec.world_size:
             raise RunError(f"cannot place {self.spec.world_size} ranks on {devices} devices.", code="run.bad-width")
         store = self._opened_store()

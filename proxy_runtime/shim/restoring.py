@@ -45,7 +45,7 @@ class Restoration:
             for rank in generation.ranks:
                 # Only a rank that had ended well has no processes: any other end is the end of the job.
                 parts = self._reader.manifest.ranks[rank.rank]
-                rank.exit = None if parts.process else RankExit(rank.rank, 0)
+                rank.exit = None if parts.process or rank.shared else RankExit(rank.rank, 0)
                 rank.last_step = self._reader.manifest.header.ranks[rank.rank].step
             in_parallel(
                 [
@@ -54,7 +54,7 @@ class Restoration:
                 ]
             )
             clock = self._note("read", clock)
-            waiting = [rank for rank in generation.ranks if rank.exit is None]
+            waiting = [r for r in generation.ranks if r.exit is None and (r.rank == 0 or not r.shared)]
             for rank in generation.ranks:
                 if rank.exit is not None:  # others may need what it has contributed, or the store it has kept
                     generation.ring_of_ended(rank, scratch / f"rank-{rank.rank}" / "device" / "ring")
@@ -109,7 +109,7 @@ def _volume(generation: Generation, reader: CheckpointReader) -> None:
 def _fetch(rank: Rank, reader: CheckpointReader, scratch: Path) -> None:
     base = scratch / f"rank-{rank.rank}"
     reader.restore_part(Part.device(rank.rank), base / "device")
-    if rank.exit is None:
+    if rank.exit is None and (rank.rank == 0 or not rank.shared):
         reader.restore_part(Part.process(rank.rank), base / "process")
 
 

@@ -111,7 +111,7 @@ class Shim(SocketServer):
         self._fail(code, exit.sentence)
 
     def _fail(self, code: int, sentence: str) -> None:
-        others = self._spec.world_size - 1
+        others = self._spec.processes - 1
         self._job.fail()
         if others and "rank" in sentence:
             sentence += f"; the other {'rank was' if others == 1 else f'{others} ranks were'} ended"

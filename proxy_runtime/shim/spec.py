@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.namespace import Network
+
+Pack = Literal["rank", "node"]
+
+SLOTS_PER_DEVICE = 8
+"""How many processes of a job that starts its own ranks may use one device at a time (docs/design/0003)."""
 
 
 class RunError(ErgoError):
@@ -49,7 +54,7 @@ class RunSpec:
         argv: the command of every rank, interpreter first.
         cwd: the job directory: absolute, seen by the ranks at this very path.
         env: the environment of the ranks before ours is added.
-        world_size: number of ranks, constant for life.
+        world_size: number of ranks, constant for life. With `pack` node: of channels, `SLOTS_PER_DEVICE` a device.
         devices: number of devices of the whole job (the width), 1 to `world_size`.
         device_kind: torch device type that the proxies execute on.
         threads: threads per device proxy, constant for life (bits depend on it).
@@ -60,6 +65,8 @@ class RunSpec:
         linger: keep running when the client that started the job is gone.
         base_dir: where the job directory's own files are on this machine; `cwd` unless restored elsewhere.
         part: of a job of a fleet; None where the whole job is here.
+        pack: `rank`: each rank is a process tree of its own, on one device. `node`: one tree, which starts its own
+            ranks and sees all devices.
     """
 
     job_id: str
@@ -77,6 +84,7 @@ class RunSpec:
     linger: bool = False
     base_dir: str = ""
     part: NodePart | None = None
+    pack: Pack = "rank"
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -88,6 +96,11 @@ class RunSpec:
                 code="run.bad-spec",
                 remedy="Lower --devices or raise --nproc.",
             )
+        if self.pack == "node" and (self.world_size != self.devices * SLOTS_PER_DEVICE or self.part is not None):
+            raise RunError(
+                "a job that starts its own ranks keeps the number of devices that it began with, on one machine.",
+                code="run.bad-width",
+            )
         if self.part is not None:
             placed, local = self.part.device_of_rank, self.part.local_devices
             if len(placed) != self.world_size or set(placed) != set(range(self.devices)):
@@ -97,6 +110,11 @@ class RunSpec:
                 )
             if not local or not set(local) <= set(placed):
                 raise RunError(f"devices {local} of this node are not in the placement.", code="run.bad-spec")
+
+    @property
+    def processes(self) -> int:
+        """How many process trees the whole job has; each has a log."""
+        return 1 if self.pack == "node" else self.world_size
 
     @property
     def lower(self) -> str:

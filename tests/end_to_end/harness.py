@@ -27,20 +27,35 @@ DEADLINE_S = 240.0
 
 @dataclass(frozen=True)
 class Script:
-    """A script and how to run it. `name` is unique among the tests of a session."""
+    """A script and how to run it. `name` is unique among the tests of a session.
+
+    With a `launcher` (a command beside the interpreter and its arguments) the script is a job of one tree, in which
+    that starts the ranks; `python` where the script does so itself.
+    """
 
     path: Path
     arguments: tuple[str, ...] = ()
     ranks: int = 1
     devices: int = 0
     env: tuple[tuple[str, str], ...] = ()
+    launcher: tuple[str, ...] = ()
+
+    @property
+    def tree(self) -> bool:
+        """It starts its own ranks, or a launcher does."""
+        return bool(self.launcher)
+
+    @property
+    def logs(self) -> int:
+        return 1 if self.tree else self.ranks
 
     @property
     def width(self) -> int:
         return self.devices or self.ranks
 
     def __str__(self) -> str:
-        return f"{self.path.stem}-{self.ranks}on{self.width}-{'_'.join(self.arguments) or 'plain'}"
+        how = "".join(f"{word.rpartition('/')[2]}-" for word in self.launcher)
+        return f"{how}{self.path.stem}-{self.ranks}on{self.width}-{'_'.join(self.arguments) or 'plain'}"
 
 
 @dataclass(frozen=True)
@@ -84,14 +99,21 @@ def running(script: Script, directory: Path, **options: object) -> Iterator[Job]
 
 def job_options(script: Script, directory: Path, **options: object) -> JobOptions:
     return JobOptions(
-        argv=(sys.executable, str(script.path), *script.arguments),
+        argv=(*_command(script), str(script.path), *script.arguments),
         world_size=script.ranks,
+        pack="node" if script.tree else "rank",
         devices=script.width,
         cwd=directory,
         env={**os.environ, **dict(script.env)},
         keep_run=True,
         **options,  # type: ignore[arg-type]
     )
+
+
+def _command(script: Script) -> tuple[str, ...]:
+    if not script.tree or script.launcher[0] == "python":
+        return (sys.executable, *script.launcher[1:])
+    return (str(Path(sys.executable).parent / script.launcher[0]), *script.launcher[1:])
 
 
 def run(script: Script, directory: Path, plan: CutPlan | None = None, **options: object) -> Outcome:
@@ -106,7 +128,7 @@ def run(script: Script, directory: Path, plan: CutPlan | None = None, **options:
             raise AssertionError(f"{script} did not end within {DEADLINE_S} s; status {job.status()}")
         if plan is not None:
             cutter.join(10)
-        logs = [job.logs(rank) for rank in range(script.ranks)]
+        logs = [job.logs(rank) for rank in range(script.logs)]
         return Outcome(result, evidence(script, directory, logs), logs, list(job.cuts), directory)
 
 
@@ -120,10 +142,23 @@ def _follow(job: Job, script: Script, plan: CutPlan) -> None:
             time.sleep(0.005)
         live = draw.random() < plan.live_share
         width = draw.randint(1, script.ranks) if plan.resize else None
+        if script.tree and index == 0:
+            _until_training(job)
         try:
             job.cut(CutRequest(move=not live, devices=None if live else width))
         except ErgoError:
             return  # the job has ended
+
+
+def _until_training(job: Job) -> None:
+    """Until a process of the tree has done a step: launchers take their time."""
+    while not job.ended:
+        try:
+            if max(job.status().get("step", [0])) > 0:
+                return
+        except ErgoError:
+            return
+        time.sleep(0.01)
 
 
 def _until_running(job: Job) -> None:

@@ -27,7 +27,7 @@ from model.control import (
 )
 from model.errors import ModelError
 from model.ids import JobId
-from model.job_spec import JobSpec, parse_job_spec
+from model.job_spec import JobSpec, parse_submitted_spec
 from model.job_state import JobPhase
 from model.names import JOB_WORKFLOW, Query, Signal, Update
 from workflows.job import driver, outbox, recover, telling
@@ -57,7 +57,7 @@ class JobWorkflow:
         self._code = ""
         try:
             job_id = JobId(info.workflow_id)
-            parsed = parse_job_spec(spec)
+            parsed = parse_submitted_spec(spec)
         except ModelError as error:
             self._fault, self._code = _faults(info.workflow_id, spec), error.code
             job_id, parsed = _id_of(info.workflow_id), JobSpec(apiVersion="ergosphere/v1", argv=("true",))
@@ -343,7 +343,7 @@ def _id_of(workflow_id: str) -> JobId:
 def _faults(workflow_id: str, spec: Any) -> str:
     """All that is wrong with how the workflow was started, in one message."""
     found: list[str] = []
-    for check in (lambda: JobId(workflow_id), lambda: parse_job_spec(spec)):
+    for check in (lambda: JobId(workflow_id), lambda: parse_submitted_spec(spec)):
         try:
             check()
         except ModelError as error:

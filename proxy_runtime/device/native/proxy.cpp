@@ -53,7 +53,7 @@ bool Proxy::turn() {
 
 bool Proxy::held(const RankServer& server) const {
   if (server.finished() || stop_ == Stop::Now) return true;
-  return stop_ == Stop::AtStep && server.step_done() >= stop_step_;
+  return stop_ == Stop::AtStep && (server.idle() || server.step_done() >= stop_step_);
 }
 
 bool Proxy::serve_rank(RankServer& server) {
@@ -191,7 +191,7 @@ StopReport Proxy::report(std::optional<uint64_t> at_step) {
     r.failure = server->failure();
     if (collectives_.connected())
       for (const auto& [id, counts] : collectives_.engine().counts(static_cast<int>(rank))) r.comms[id.text()] = counts;
-    result.reached &= !at_step || server->finished() || r.step >= *at_step;
+    result.reached &= !at_step || server->finished() || server->idle() || r.step >= *at_step;
   }
   return result;
 }

@@ -70,6 +70,7 @@ RankServer::RankServer(Services services, uint32_t rank, uint32_t slot, int fd)
   if (ring_.header().rank != rank)
     throw std::runtime_error("the ring belongs to rank " + std::to_string(ring_.header().rank) + ", not to rank " +
                              std::to_string(rank));
+  shared_ = shared_words(ring_.header()).shared.load() == 1;
   state_.report = [this](const Failure& failure) { ring_.report(failure); };
   services_.process.admit(state_);
 }
@@ -85,12 +86,36 @@ void RankServer::fail(const Failure& failure) {
 
 bool RankServer::departed() {
   if (finished()) return true;
-  if (ring_.header().rank_leaving.load() == 0) return false;
+  // Another process may use a shared ring next; and whoever starts a tree's ranks looks after them.
+  if (shared_ || ring_.header().rank_leaving.load() == 0) return false;
   return ring_.has_message() ? blocked_ && !awaits_store_ && !ring_.holds(Message::Collective) : true;
+}
+
+// What a process that is gone has left unexecuted, as a driver drops the launches of one that was killed.
+void RankServer::drop_left_behind() {
+  if (!ring_.drop_to(shared_words(ring_.header()).dropped_to.load(std::memory_order_acquire))) return;
+  blocked_ = awaits_store_ = false;
+  store_reply_.reset();
+}
+
+// Communicators stay: their counts are part of what the other members agree on at a cut, and ids are never used again.
+void RankServer::reset() {
+  if (!shared_) throw ProtocolError("a new beginning on a ring that is not shared");
+  services_.process.leave(state_);
+  state_.storages.clear();
+  state_.templates = TemplateTable();
+  state_.generators.clear();
+  state_.default_state = at::Tensor();
+  state_.flags.clear();
+  services_.process.admit(state_);
+  ring_.header().step.store(0);
+  ring_.header().step_done.store(0);
+  ring_.header().error_flag.store(0);
 }
 
 bool RankServer::step() {
   if (finished()) return false;
+  if (shared_) drop_left_behind();
   if (blocked_) {
     if (awaits_store_ ? !store_reply_ : blocked_at_ == state_.completions) return false;
     blocked_ = false;
@@ -164,6 +189,7 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
   WordReader body = message.body;
   try {
     if (!state_.pending.empty() && waits(message.type, body)) return Outcome::Waits;
+    if (message.type == kResetMessage) return reset(), Outcome::Done;
     switch (message.type) {
       case Message::Exec:
         execute(body);
@@ -268,7 +294,12 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
         break;
       }
       case Message::Exit:
-        exited_ = true;
+        if (shared_) {
+          reset();
+          shared_words(ring_.header()).claimant.store(0);
+        } else {
+          exited_ = true;
+        }
         break;
       case Message::Flags: {
         uint64_t n = body.word();

@@ -10,6 +10,7 @@
 #include "process_state.hpp"
 #include "rank_state.hpp"
 #include "ring_consumer.hpp"
+#include "shared_ring.hpp"
 
 namespace ergo::device {
 
@@ -51,6 +52,8 @@ class RankServer {
   // Nothing that this rank still does can contribute to a collective: it has ended, or is ending and waits for
   // others, with no collective left in its queue.
   bool departed();
+  // A shared ring that no process has: nothing will come until one claims it.
+  bool idle() const { return shared_ && shared_words(ring_.header()).claimant.load() == 0; }
   const std::string& failure() const { return failure_; }
   uint64_t step_done() const { return ring_.header().step_done.load(std::memory_order_relaxed); }
   RankState& state() { return state_; }
@@ -64,6 +67,8 @@ class RankServer {
   bool waits(Message type, WordReader body) const;
   bool any_pending(const uint64_t* handles, size_t n) const;
   void define(WordReader body);
+  void drop_left_behind();
+  void reset();
   void execute(WordReader body);
   void allocate(uint64_t handle, uint64_t bytes);
   void resize(uint64_t handle, uint64_t bytes);
@@ -76,6 +81,7 @@ class RankServer {
   Services services_;
   RankState state_;
   RingConsumer ring_;
+  bool shared_ = false;
   bool exited_ = false, failed_ = false;
   bool blocked_ = false, awaits_store_ = false;
   uint64_t blocked_at_ = 0;  // state_.completions when it blocked

@@ -86,6 +86,14 @@ void RingConsumer::advance(const MessageView& message) {
     wake_producer();
 }
 
+bool RingConsumer::drop_to(uint64_t position) {
+  if (position <= tail_ || position > header().head.load(std::memory_order_acquire)) return false;
+  tail_ = position;
+  header().tail.store(tail_, std::memory_order_seq_cst);
+  wake_producer();
+  return true;
+}
+
 void RingConsumer::wake_producer() {
   RingHeader& h = header();
   if (h.producer_sleeping.load(std::memory_order_seq_cst) == 0) return;

@@ -36,6 +36,8 @@ class RingConsumer {
   bool holds(Message type) const;
   // After the message has been executed: the only thing that moves the tail.
   void advance(const MessageView& message);
+  // Skips what lies before a position; false: there is nothing. Wakes the producer.
+  bool drop_to(uint64_t position);
 
   void respond(Status status, const void* bytes, size_t n);
   // Keeps the first asynchronous error until the rank has raised it.

@@ -13,7 +13,7 @@ def autoload() -> None:
     """
     from ergo_rank import boot
 
-    if boot.channel is not None:
+    if boot.channel is not None or boot.tree is not None:
         from ergo_rank import device
 
-        device.install(boot.channel)
+        device.install(boot.channel, boot.tree)

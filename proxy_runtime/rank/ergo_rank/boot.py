@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 
-__all__ = ["Channel", "channel", "take_channel"]
+__all__ = ["Channel", "Tree", "channel", "join_tree", "load_library", "map_channel", "take_channel", "tree"]
 
 _KINDS = ("cpu", "cuda")
 _BUILD_OFFSET = 32  # bytes from the start of the ring's header to its build word (channel/ring.hpp)
@@ -28,7 +29,85 @@ class Channel:
         self.device_bytes = device_bytes
 
 
+class Tree:
+    """Where a process finds the devices of a job that starts its own ranks (docs/design/0003).
+
+    Attributes:
+        kind: kind of the devices, ``cpu`` or ``cuda``.
+        devices: how many the job has.
+        slots: channels of each device.
+        keeper: pid of the process that holds the channels.
+        descriptors: of the channels there, by slot.
+        visible: which of the devices this process sees, by its own index.
+    """
+
+    __slots__ = ("descriptors", "devices", "keeper", "kind", "slots", "visible")
+
+    def __init__(self, kind: str, devices: int, slots: int, keeper: int, descriptors: tuple[int, ...]) -> None:
+        self.kind = kind
+        self.devices = devices
+        self.slots = slots
+        self.keeper = keeper
+        self.descriptors = descriptors
+        self.visible = tuple(range(devices))
+
+
 channel: Channel | None = None
+tree: Tree | None = None
+
+
+def join_tree() -> None:
+    """Reads ``ERGO_DEVICES=<kind>:<devices>:<slots>:<keeper>:<descriptors>:<rank_dir>``, which children inherit.
+
+    The stubs are loaded when torch is imported: most processes of a tree never do.
+
+    Raises:
+        RuntimeError: the variable is not usable; one sentence.
+    """
+    global tree
+    text = os.environ["ERGO_DEVICES"]
+    fields = text.split(":", 5)
+    numbers = [*fields[1:4], *fields[4].split(",")] if len(fields) == 6 else []
+    if not numbers or fields[0] not in _KINDS or not all(number.isdigit() for number in numbers):
+        raise RuntimeError(f"ERGO_DEVICES is {text!r}, not <kind>:<devices>:<slots>:<keeper>:<descriptors>:<folder>.")
+    kind, rank_dir = fields[0], fields[5]
+    devices, slots, keeper, *descriptors = (int(number) for number in numbers)
+    os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    tree = Tree(kind, devices, slots, keeper, tuple(descriptors))
+    sys.meta_path.insert(0, _BeforeTorch(tree, rank_dir))
+
+
+class _BeforeTorch:
+    """A finder that finds nothing, but notices the import of torch."""
+
+    def __init__(self, tree: Tree, rank_dir: str) -> None:
+        self._tree = tree
+        self._rank_dir = rank_dir
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name != "torch":
+            return
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        _preload_stubs(os.path.join(self._rank_dir, "stubs"))
+        from ergo_rank import lean
+
+        lean.hide_bindings()
+        self._tree.visible = _visible(self._tree.devices)
+        ctypes.CDLL(None).ergo_stub_set_devices(len(self._tree.visible))
+
+
+def _visible(devices: int) -> tuple[int, ...]:
+    """What ``CUDA_VISIBLE_DEVICES`` leaves: as with CUDA, the list ends at the first entry that is no device."""
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return tuple(range(devices))
+    found: list[int] = []
+    for entry in text.split(","):
+        number = entry.strip()
+        if not number.isdigit() or int(number) >= devices or int(number) in found:
+            break
+        found.append(int(number))
+    return tuple(found)
 
 
 def take_channel() -> None:
@@ -49,7 +128,7 @@ def take_channel() -> None:
     memory = os.environ.pop("ERGO_DEVICE_MEMORY", "0")
     if not memory.isdigit():
         raise RuntimeError(f"ERGO_DEVICE_MEMORY is {memory!r}, not a number of bytes.")
-    base = _map(int(number))
+    base = map_channel(int(number))
     _check_build(base, rank_dir)
     _preload_stubs(os.path.join(rank_dir, "stubs"))
     from ergo_rank import lean
@@ -60,8 +139,14 @@ def take_channel() -> None:
     channel = Channel(base, kind, int(memory))
 
 
-def _map(descriptor: int) -> int:
-    library = ctypes.CDLL(os.path.join(os.path.dirname(os.path.abspath(__file__)), "_channel.so"))
+def load_library() -> ctypes.CDLL:
+    """The native helper that maps channels; it needs no torch."""
+    return ctypes.CDLL(os.path.join(os.path.dirname(os.path.abspath(__file__)), "_channel.so"))
+
+
+def map_channel(descriptor: int, *, close: bool = True) -> int:
+    """Maps the ring behind a descriptor and, unless told otherwise, closes that."""
+    library = load_library()
     library.ergo_channel_map.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
     library.ergo_channel_map.restype = ctypes.c_void_p
     error = ctypes.create_string_buffer(256)
@@ -70,7 +155,8 @@ def _map(descriptor: int) -> int:
     finally:
         # From here on no child can inherit it, and no image of this process depends on it.
         try:
-            os.close(descriptor)
+            if close:
+                os.close(descriptor)
         except OSError:
             pass
     if not base:

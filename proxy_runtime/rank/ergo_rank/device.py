@@ -7,13 +7,13 @@ import os
 import sys
 from typing import Any
 
-from ergo_rank.boot import Channel
+from ergo_rank.boot import Channel, Tree
 
-__all__ = ["install"]
+__all__ = ["install", "settle"]
 
 
-def install(channel: Channel) -> None:
-    """Registers the device with torch. Called once, at the end of ``import torch``."""
+def install(channel: Channel | None, tree: Tree | None) -> None:
+    """Registers the device, or those of the tree, with torch. Called once, at the end of ``import torch``."""
     # Registered first, so it runs after every handler that user code registers.
     atexit.register(_finish)
     import torch
@@ -32,20 +32,38 @@ def install(channel: Channel) -> None:
         storages,
     )
 
-    _interposer.start(channel.base, channel.kind, channel.device_bytes)
-    flags.install(channel.kind)
-    torch.cuda.init()
-    generators.install()
+    if channel is not None:
+        _interposer.start(channel.base, channel.kind, channel.device_bytes)
+        kind = channel.kind
+    else:
+        from ergo_rank import slots
+
+        assert tree is not None
+        _interposer.start(0, tree.kind, 0, slots.connector(tree))
+        kind = tree.kind
+        # As with NVML: asking how many there are initialises nothing, so that children may be forked afterwards.
+        torch.cuda._device_count_nvml = lambda: len(tree.visible)
+    flags.install(kind)
+    if channel is not None:
+        torch.cuda.init()
+        generators.install(1)
+    else:
+        generators.install_later()
     storages.install()
     memory.install()
     forbidden.install()
-    kernels.install(channel.kind)
+    kernels.install(kind)
     compiling.install()
     lean.install()
-    distributed.install()
+    distributed.install(tree)
     register_optimizer_step_post_hook(_count_step)
     _watch_libraries()
     lean.trim()
+
+
+def settle() -> None:
+    """For a process that ends without exit handlers: errors that are still on their way are raised here."""
+    _settle(close=False)
 
 
 def _count_step(optimizer: object, args: object, kwargs: object) -> None:
@@ -84,15 +102,20 @@ def _watch_libraries() -> None:
 
 def _finish() -> None:
     """At the interpreter's normal end: errors that are still on their way are raised here, then nothing follows."""
+    _settle(close=True)
+
+
+def _settle(*, close: bool) -> None:
     if "ergo_rank._interposer" not in sys.modules:
         return
     from ergo_rank import _interposer
 
     if not _interposer.is_open():
         return
-    # Whoever waits for a collective of this rank need not wait any longer.
-    _interposer.leaving()
-    if getattr(sys, "last_type", None) is not None or _interposer.fault_raised():
+    if close:
+        # Whoever waits for a collective of this rank need not wait any longer.
+        _interposer.leaving()
+    if close and (getattr(sys, "last_type", None) is not None or _interposer.fault_raised()):
         # An exception, or a fault that the script has seen, says what there is to say; results that come are for nobody.
         _interposer.exit()
         return
@@ -105,4 +128,5 @@ def _finish() -> None:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         _interposer.exit()
         os._exit(1)
-    _interposer.exit()
+    if close:
+        _interposer.exit()

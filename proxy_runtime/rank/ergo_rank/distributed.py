@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlparse
 import torch.distributed as dist
 
 from ergo_rank import _interposer
+from ergo_rank.boot import Tree
 
 __all__ = ["install"]
 
@@ -24,17 +25,23 @@ _VARIANTS = ("ergo", "nccl2", "nccl-lazy", "nccl-legacy")
 _made: collections.Counter[str] = collections.Counter()
 
 
-def install() -> None:
+def install(tree: Tree | None = None) -> None:
     """Registers the backend and the rendezvous handlers, if this torch has torch.distributed."""
     if not dist.is_available():
         return
+    make = _make_backend if tree is None else _make_tree_backend
     backend = dist.distributed_c10d.Backend
     # A name that has a plugin already is not looked up among torch's own.
     for name in _BUILT_IN:
-        backend._plugins[name.upper()] = backend._BackendPlugin(_make_backend(name), True)
+        backend._plugins[name.upper()] = backend._BackendPlugin(make(name), True)
     for name in _VARIANTS:
-        backend.register_backend(name, _make_backend(name), extended_api=True, devices=["cpu", "cuda"])
+        backend.register_backend(name, make(name), extended_api=True, devices=["cpu", "cuda"])
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    if tree is not None:
+        from ergo_rank import tree_store
+
+        tree_store.install(rendezvous)
+        return
     for scheme in ("env", "tcp"):
         rendezvous._rendezvous_handlers[scheme] = _rendezvous
     from ergo_rank.store import ChannelTCPStore
@@ -48,6 +55,35 @@ def _make_backend(name: str) -> Any:
         members = list(options.global_ranks_in_group) or list(range(options.group_size))
         communicator = _communicator(str(options.group_id), name, members)
         return _interposer.make_process_group(name, communicator, options.group_rank, members)
+
+    return create
+
+
+def _make_tree_backend(name: str) -> Any:
+    """Processes of a tree learn one another's channels from the group's store, before the first collective."""
+    from ergo_rank import slots
+
+    def create(options: Any, backend_options: Any = None) -> Any:
+        store, rank, size, group = options.store, options.group_rank, options.group_size, str(options.group_id)
+        _made[f"{group}/{name}"] += 1
+        prefix = f"ergo/{name}/{_made[f'{group}/{name}']}"
+
+        def publish(slot: int) -> None:
+            if rank == 0:  # groups of the same name that processes of an earlier time have made are others
+                store.set(f"{prefix}/id", os.urandom(16))
+            store.set(f"{prefix}/{rank}", str(slot))
+
+        def meet() -> tuple[int, list[int]]:
+            slots.connect_for_group(dist.get_rank() if dist.is_initialized() else rank)
+            members = [int(store.get(f"{prefix}/{other}")) for other in range(size)]
+            nonce = bytes(store.get(f"{prefix}/id"))
+            if len(set(members)) != size:
+                raise RuntimeError(f"Two ranks of the group {group} say that they are the same process.")
+            digest = hashlib.blake2b(nonce + repr((prefix, members)).encode(), digest_size=8).digest()
+            return int.from_bytes(digest, "little"), members
+
+        slots.when_connected(publish)
+        return _interposer.make_meeting_process_group(name, rank, size, meet)
 
     return create
 

@@ -9,7 +9,7 @@ from torch._C import Generator as _NativeGenerator
 
 from ergo_rank import _interposer
 
-__all__ = ["install"]
+__all__ = ["install", "install_later"]
 
 
 class _GeneratorType(type):
@@ -29,8 +29,10 @@ class Generator(metaclass=_GeneratorType):
         wanted = torch.device(device)
         if wanted.type != "cuda":
             return _NativeGenerator(device=wanted)
-        with torch.cuda.device(wanted):  # raises what CUDA raises for a device that is not there
-            pass
+        if wanted.index is not None:
+            with torch.cuda.device(wanted):  # raises what CUDA raises for a device that is not there
+                pass
+            _interposer.use_device(wanted.index)
         return _interposer.new_generator()
 
 
@@ -38,7 +40,13 @@ Generator.__module__ = "torch"
 Generator.__qualname__ = "Generator"
 
 
-def install() -> None:
-    """Gives the device one default generator, and ``torch.Generator(device="cuda")`` a state in the proxy."""
-    torch.cuda.default_generators = (_interposer.default_generator(),)
+def install(devices: int) -> None:
+    """Gives each device one default generator, and ``torch.Generator(device="cuda")`` a state in the proxy."""
+    torch.cuda.default_generators = tuple(_interposer.default_generator(index) for index in range(devices))
     torch.Generator = Generator  # type: ignore[misc, assignment]
+
+
+def install_later() -> None:
+    """The same for a process that may never use a device: once torch initialises CUDA, before it seeds anything."""
+    torch.Generator = Generator  # type: ignore[misc, assignment]
+    torch.cuda._lazy_call(lambda: install(torch.cuda.device_count()))

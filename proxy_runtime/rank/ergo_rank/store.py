@@ -6,21 +6,22 @@ import collections
 import datetime
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from ergo_rank import _interposer
 
-__all__ = ["ChannelStore", "ChannelTCPStore", "fresh_prefix"]
+__all__ = ["DEFAULT_TIMEOUT", "OPERATIONS", "ChannelStore", "ChannelTCPStore", "fresh_prefix"]
 
 # Operations, in the order of StoreOp (channel/wire.hpp).
 _SET, _GET, _ADD, _CHECK, _COMPARE_SET, _DELETE, _NUM_KEYS, _APPEND = range(8)
 
 _FIRST_PAUSE_S = 0.0001
 _LONGEST_PAUSE_S = 0.01
-_DEFAULT_TIMEOUT = datetime.timedelta(minutes=30)
+DEFAULT_TIMEOUT = datetime.timedelta(minutes=30)
 
 
 _living: list[ChannelStore] = []
@@ -46,7 +47,7 @@ class ChannelStore(Store):
         timeout: how long `wait` and `get` wait by default.
     """
 
-    def __init__(self, prefix: str = "", timeout: datetime.timedelta = _DEFAULT_TIMEOUT) -> None:
+    def __init__(self, prefix: str = "", timeout: datetime.timedelta = DEFAULT_TIMEOUT) -> None:
         super().__init__()
         self._prefix = prefix
         self._limit = timeout
@@ -97,6 +98,10 @@ class ChannelStore(Store):
     def num_keys(self) -> int:
         return _number(self._request(_NUM_KEYS, "")[1])
 
+    # The names under which torch's native wrappers (PrefixStore) look for them.
+    deleteKey = delete_key  # noqa: N815
+    getNumKeys = num_keys  # noqa: N815
+
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         return [self.get(key) for key in keys]
 
@@ -135,12 +140,71 @@ class ChannelTCPStore(ChannelStore):
         port: int = 0,
         world_size: int | None = None,
         is_master: bool = False,
-        timeout: datetime.timedelta = _DEFAULT_TIMEOUT,
+        timeout: datetime.timedelta = DEFAULT_TIMEOUT,
         *args: object,
         **kwargs: object,
     ) -> None:
         super().__init__(fresh_prefix(f"tcp://{host_name}:{port}"), timeout)
         self.host, self.port = host_name, port
+
+
+class Keys(Protocol):
+    """Where a store that is in this process keeps its keys."""
+
+    def read(self, key: bytes) -> bytes | None: ...
+    def write(self, key: bytes, value: bytes) -> None: ...
+    def remove(self, key: bytes) -> bool: ...
+    def count(self) -> int: ...
+
+
+def _local_add(keys: Keys, key: bytes, value: bytes, number: int) -> tuple[bool, bytes]:
+    total = int(keys.read(key) or b"0") + number
+    keys.write(key, str(total).encode())
+    return True, _packed(total)
+
+
+def _local_compare_set(keys: Keys, key: bytes, value: bytes, number: int) -> tuple[bool, bytes]:
+    (length,) = struct.unpack_from("<I", value)
+    expected, desired = value[4 : 4 + length], value[4 + length :]
+    now = keys.read(key)
+    if now is None and expected:
+        return True, expected
+    if now is None or now == expected:
+        keys.write(key, desired)
+        return True, desired
+    return True, now
+
+
+def _local_set(keys: Keys, key: bytes, value: bytes, number: int) -> tuple[bool, bytes]:
+    keys.write(key, value)
+    return True, b""
+
+
+def _local_get(keys: Keys, key: bytes, value: bytes, number: int) -> tuple[bool, bytes]:
+    now = keys.read(key)
+    return now is not None, now or b""
+
+
+def _local_append(keys: Keys, key: bytes, value: bytes, number: int) -> tuple[bool, bytes]:
+    keys.write(key, (keys.read(key) or b"") + value)
+    return True, b""
+
+
+# The same requests as device/native/store.cpp answers, for a store that needs no proxy.
+OPERATIONS: dict[int, Callable[[Keys, bytes, bytes, int], tuple[bool, bytes]]] = {
+    _SET: _local_set,
+    _GET: _local_get,
+    _ADD: _local_add,
+    _CHECK: lambda keys, key, value, number: (True, _packed(keys.read(key) is not None)),
+    _COMPARE_SET: _local_compare_set,
+    _DELETE: lambda keys, key, value, number: (True, _packed(keys.remove(key))),
+    _NUM_KEYS: lambda keys, key, value, number: (True, _packed(keys.count())),
+    _APPEND: _local_append,
+}
+
+
+def _packed(number: int) -> bytes:
+    return struct.pack("<q", number)
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -10,6 +10,8 @@
 #include <new>
 
 #include "interrupt.hpp"
+#include "shared_ring.hpp"
+#include "tree.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -52,6 +54,8 @@ Channel& Channel::instance() {
 }
 
 void Channel::attach(void* base) {
+  GilRelease gil;
+  std::lock_guard<std::mutex> lock(mutex_);
   auto* header = static_cast<RingHeader*>(base);
   TORCH_CHECK(header->magic == kRingMagic, "ergosphere: the channel is not a ring");
   TORCH_CHECK(header->version == kProtocolVersion, "ergosphere: the channel speaks protocol ", header->version,
@@ -67,6 +71,25 @@ void Channel::attach(void* base) {
   responses_ = header->response_seq.load();
   header_ = header;
   header_->rank_attached.store(1);
+  if (shared_words(*header).shared.load() != 1) return;
+
+  // Nothing of the process that had it before is left when this returns.
+  auto consumed = [this] { return header_->tail.load(std::memory_order_acquire) >= head_; };
+  auto wake = [this] {
+    if (header_->consumer_sleeping.exchange(0) != 0) futex(&header_->consumer_sleeping, FUTEX_WAKE, 1);
+  };
+  header_->step.store(0);
+  shared_words(*header).dropped_to.store(head_);
+  wake();
+  wait_until(consumed, /*interruptible=*/false);
+  const uint64_t length = sizeof(MessageHeader);
+  auto* message = reinterpret_cast<MessageHeader*>(reserve(length));
+  *message = {static_cast<uint32_t>(length), static_cast<uint16_t>(kResetMessage),
+              header_check(length, static_cast<uint16_t>(kResetMessage))};
+  publish(length);
+  wait_until(consumed, /*interruptible=*/false);
+  tail_seen_ = header_->tail.load();
+  responses_ = header_->response_seq.load();
 }
 
 void Channel::install_fork_handlers() {
@@ -76,16 +99,18 @@ void Channel::install_fork_handlers() {
     Channel& channel = instance();
     new (&channel.mutex_) std::mutex;
     new (&channel.release_mutex_) std::mutex;
+    channel.forked_ = channel.forked_ || channel.header_ != nullptr;  // without a channel: it may get its own
     channel.header_ = nullptr;
-    channel.forked_ = true;
   });
 }
 
 void Channel::require() const {
   if (C10_UNLIKELY(forked_))
     TORCH_CHECK(false,
-                "Cannot use the CUDA device of an Ergosphere rank in a forked child process: the child has no channel "
-                "to it. Keep device tensors out of DataLoader workers and other forked processes.");
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+                "'spawn' start method. (Ergosphere: the child has no channel to the device of its parent. Keep device "
+                "tensors out of DataLoader workers and other forked processes.)");
+  if (C10_UNLIKELY(header_ == nullptr)) use_device(std::nullopt);
   TORCH_CHECK(header_ != nullptr, "ergosphere: this process has no device channel");
   TORCH_CHECK(!closed_, "ergosphere: the device channel is closed, the interpreter is ending");
   if (C10_UNLIKELY(fault_raised_.load(std::memory_order_relaxed))) const_cast<Channel*>(this)->raise_fault();

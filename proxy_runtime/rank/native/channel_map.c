@@ -2,6 +2,7 @@
 // ergo_rank.boot. The interposer adopts the mapping later; the descriptor is closed by then, and the
 // mapping is MADV_DONTFORK, so no child of the rank can reach the channel.
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,6 +17,18 @@ struct prefix {
   uint64_t ring_bytes;
   uint64_t response_bytes;
 };
+// Where ergo::SharedWords has the pid of the process that uses a shared ring, and the word that says it is one.
+enum { kShared = 4096, kClaimant = 4100 };
+
+// Takes a shared ring that `from` (0: nobody) has, for `pid`. 1: taken, 0: somebody else was faster, or it is no such.
+__attribute__((visibility("default"))) int ergo_channel_claim(void* base, uint32_t from, uint32_t pid) {
+  _Atomic(uint32_t)* shared = (_Atomic(uint32_t)*)((char*)base + kShared);
+  _Atomic(uint32_t)* claimant = (_Atomic(uint32_t)*)((char*)base + kClaimant);
+  return atomic_load(shared) == 1 && atomic_compare_exchange_strong(claimant, &from, pid);
+}
+
+__attribute__((visibility("default"))) void ergo_channel_unmap(void* base, size_t bytes) { munmap(base, bytes); }
+
 static const uint64_t kMagic = 0x4552474F52494E47ull;
 static const uint64_t kHeaderBytes = 8192;
 

@@ -6,6 +6,7 @@
 #include "channel.hpp"
 #include "encoder.hpp"
 #include "storage.hpp"
+#include "tree.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -27,7 +28,7 @@ class Staging {
       TORCH_CHECK(t.device().is_cpu(), "ergosphere: a collective got a tensor on ", t.device());
       at::Tensor staged = find(t);
       if (!staged.defined()) {
-        staged = at::empty(t.sizes(), t.options().device(device()).pinned_memory(false));
+        staged = at::empty(t.sizes(), t.options().device(own_device()).pinned_memory(false));
         if (copied_in) staged.copy_(t);
         if (copied_back) pairs_.emplace_back(t, staged);
       }

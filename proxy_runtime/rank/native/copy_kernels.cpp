@@ -11,6 +11,7 @@
 #include "kernels.hpp"
 #include "recent_read.hpp"
 #include "storage.hpp"
+#include "tree.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -88,6 +89,7 @@ Tensor to_copy_kernel(const Tensor& self, std::optional<at::ScalarType> dtype, s
                       std::optional<at::Device> target, std::optional<bool> pin_memory, bool non_blocking,
                       std::optional<at::MemoryFormat> format) {
   require_existing(target);
+  if (target.has_value()) use_device(*target);
   const bool stays = !target.has_value() || target->type() == kDeviceType;
   if (on_device(self) && stays && !self._is_zerotensor()) {
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "");

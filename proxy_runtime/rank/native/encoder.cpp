@@ -10,6 +10,7 @@
 #include "flags.hpp"
 #include "generator.hpp"
 #include "storage.hpp"
+#include "tree.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -182,6 +183,7 @@ class Encoder {
 
   void device(const c10::Device& d) {
     require_existing(d);
+    use_device(d);
     word(Tag::Device, d.is_cpu() ? 1 : 0);
   }
 
@@ -249,7 +251,7 @@ bool must_replace(const at::Tensor& t) {
 at::Tensor replacement(const at::Tensor& t) {
   if (!must_replace(t)) return t;
   if (t._is_zerotensor()) return at::zeros(t.sizes(), t.options().device(t.device()));
-  return t.to(device());
+  return t.to(own_device());
 }
 
 // ZeroTensors have no storage, and large CPU tensors do not fit a message. Both are rare.

@@ -11,6 +11,7 @@
 #include "libraries.hpp"
 #include "memory.hpp"
 #include "templates.hpp"
+#include "tree.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -114,6 +115,7 @@ OutputSpec define(const OpInfo& info, uint64_t hash, const EncodedCall& call, bo
 }  // namespace
 
 void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (C10_UNLIKELY(bound_device() < 0)) use_device_of(*stack);
   Channel::instance().require();
   (void)memory_fits(0);  // may ask the device, which cannot be done while the channel is held
   const OpInfo& info = op_info(op);

@@ -5,10 +5,12 @@
 
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <memory>
 
 #include "channel.hpp"
 #include "storage.hpp"
+#include "tree.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -36,19 +38,23 @@ struct State {
   }
   uint64_t id;
   uint64_t seed = c10::default_rng_seed_val;
+  bool seeded = false;
 };
 
 class DeviceGenerator final : public c10::GeneratorImpl {
  public:
-  explicit DeviceGenerator(uint64_t id) : DeviceGenerator(std::make_shared<State>(id)) {}
-  explicit DeviceGenerator(std::shared_ptr<State> state)
-      : GeneratorImpl(rank::device(), c10::DispatchKeySet(kDeviceKey)), state_(std::move(state)) {}
+  explicit DeviceGenerator(uint64_t id, c10::Device device = own_device())
+      : DeviceGenerator(std::make_shared<State>(id), device) {}
+  DeviceGenerator(std::shared_ptr<State> state, c10::Device device)
+      : GeneratorImpl(device, c10::DispatchKeySet(kDeviceKey)), state_(std::move(state)) {}
 
   uint64_t id() const { return state_->id; }
 
   void set_current_seed(uint64_t seed) override {
     state_->seed = seed;
+    state_->seeded = true;
     Channel& channel = Channel::instance();
+    if (in_tree() && device().index() != bound_device()) return;  // sent when this becomes the process's device
     // torch.manual_seed in a DataLoader worker seeds every device that the parent had: not an error there.
     if (!channel.open()) return;
     channel.send(Message::Seed, 2, [&](uint64_t* body) {
@@ -64,7 +70,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   }
 
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override {
-    return c10::make_intrusive<DeviceGenerator>(state_);
+    return c10::make_intrusive<DeviceGenerator>(state_, device());
   }
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) override {
     auto* ours = dynamic_cast<DeviceGenerator*>(other.get());
@@ -80,7 +86,12 @@ class DeviceGenerator final : public c10::GeneratorImpl {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "ergosphere: a generator's offset is not known in the rank; use get_state");
   }
 
+  void send_seed() {
+    if (state_->seeded) set_current_seed(state_->seed);
+  }
+
   void set_state(const c10::TensorImpl& state) override {
+    use_device(device());
     Channel& channel = Channel::instance();
     channel.require();
     const size_t n = state.numel();
@@ -99,6 +110,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   }
 
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    use_device(device());
     std::string bytes;
     Channel::instance().call(
         Message::GetRng, 1, [&](uint64_t* body) { body[0] = id(); },
@@ -122,9 +134,18 @@ class DeviceGenerator final : public c10::GeneratorImpl {
 
 }  // namespace
 
-const at::Generator& default_generator() {
-  static const at::Generator* generator = new at::Generator(at::make_generator<DeviceGenerator>(0));
-  return *generator;
+const at::Generator& default_generator(int index) {
+  static auto* generators = new std::map<int, at::Generator>;
+  auto found = generators->find(index);
+  if (found == generators->end()) {
+    const c10::Device device(kDeviceType, static_cast<c10::DeviceIndex>(index));
+    found = generators->emplace(index, at::make_generator<DeviceGenerator>(0, device)).first;
+  }
+  return found->second;
+}
+
+void seed_on_device(int index) {
+  static_cast<DeviceGenerator*>(default_generator(index).unsafeGetGeneratorImpl())->send_seed();
 }
 
 at::Generator new_generator() {
@@ -138,6 +159,8 @@ uint64_t generator_id(const at::Generator& generator, const std::string& op) {
   TORCH_CHECK(ours != nullptr, "Expected a 'cuda' device type for generator but found '", generator.device(),
               "' or a generator that native code made, in a call of ", op,
               "; make it with torch.Generator(device='cuda')");
+  TORCH_CHECK(ours->device() == own_device(), "ergosphere: a generator of ", ours->device(), " in a call of ", op,
+              " on ", own_device());
   return ours->id();
 }
 

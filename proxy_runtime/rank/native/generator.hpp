@@ -8,8 +8,10 @@
 
 namespace ergo::rank {
 
-// The device's default generator, id 0.
-const at::Generator& default_generator();
+// The device's default generator, id 0; in a tree, of the device with this index.
+const at::Generator& default_generator(int index = 0);
+// A tree's process has got its device: what it has been seeded with before is sent.
+void seed_on_device(int index);
 // A generator of its own, as torch.Generator(device="cuda") makes one.
 at::Generator new_generator();
 

@@ -11,6 +11,7 @@
 #include "channel.hpp"
 #include "kernels.hpp"
 #include "storage.hpp"
+#include "tree.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -27,6 +28,7 @@ Tensor empty_kernel(IntArrayRef size, std::optional<at::ScalarType> dtype, std::
                     std::optional<at::Device> wanted, std::optional<bool> pin_memory,
                     std::optional<at::MemoryFormat> format) {
   require_existing(wanted);
+  use_device(wanted);
   TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
   Tensor result = at::detail::empty_generic(size, device_allocator(), c10::DispatchKeySet(kDeviceKey),
                                             c10::dtype_or_default(dtype), format);
@@ -38,6 +40,7 @@ Tensor empty_strided_kernel(IntArrayRef size, IntArrayRef stride, std::optional<
                             std::optional<at::Layout>, std::optional<at::Device> wanted,
                             std::optional<bool> pin_memory) {
   require_existing(wanted);
+  use_device(wanted);
   TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
   Tensor result = at::detail::empty_strided_generic(size, stride, device_allocator(), c10::DispatchKeySet(kDeviceKey),
                                                     c10::dtype_or_default(dtype));
@@ -48,7 +51,7 @@ Tensor empty_strided_kernel(IntArrayRef size, IntArrayRef stride, std::optional<
 // Memory that is never there: a zero tensor has no contents.
 class NoMemory final : public c10::Allocator {
  public:
-  c10::DataPtr allocate(size_t) override { return {nullptr, nullptr, &c10::detail::deleteNothing, device()}; }
+  c10::DataPtr allocate(size_t) override { return {nullptr, nullptr, &c10::detail::deleteNothing, own_device()}; }
   void copy_data(void*, const void*, size_t) const override {
     TORCH_CHECK(false, "ergosphere: a zero tensor has no contents to copy");
   }
@@ -58,6 +61,7 @@ class NoMemory final : public c10::Allocator {
 Tensor efficient_zero_kernel(IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                              std::optional<at::Device> wanted, std::optional<bool>) {
   require_existing(wanted);
+  use_device(wanted);
   auto keys = c10::DispatchKeySet(kDeviceKey).add(c10::DispatchKey::ZeroTensor);
   static NoMemory* no_memory = new NoMemory;
   return at::detail::empty_generic(size, no_memory, keys, c10::dtype_or_default(dtype), std::nullopt);

@@ -1,5 +1,6 @@
 // The Python face of the interposer: ergo_rank._interposer.
 #include <dlfcn.h>
+#include <pybind11/functional.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -18,6 +19,7 @@
 #include "registration.hpp"
 #include "storage.hpp"
 #include "templates.hpp"
+#include "tree.hpp"
 
 namespace py = pybind11;
 
@@ -114,10 +116,14 @@ void on_new_operators() {
     sweep_scheduled.store(false);
 }
 
-void start(uintptr_t base, const std::string& kind, uint64_t device_bytes) {
+void start(uintptr_t base, const std::string& kind, uint64_t device_bytes, std::function<void(int)> connect) {
   TORCH_CHECK(kind == "cpu" || kind == "cuda", "ergosphere: unknown kind of device: ", kind);
   Channel& channel = Channel::instance();
-  channel.attach(reinterpret_cast<void*>(base));
+  if (connect) {
+    join_tree(std::move(connect));
+  } else {
+    channel.attach(reinterpret_cast<void*>(base));
+  }
   channel.install_fork_handlers();
   set_device_memory(device_bytes);
   connect_stubs();
@@ -194,9 +200,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       raised.restore();
     }
   });
-  m.def("start", &start, "Adopts the channel mapped at `base` and registers the device.", py::arg("base"),
-        py::arg("kind"), py::arg("device_bytes"));
-  m.def("synchronize", [] { Channel::instance().synchronize(); });
+  m.def("start", &start,
+        "Registers the device, behind the channel mapped at `base`, or the one that `connect` claims at first use.",
+        py::arg("base"), py::arg("kind"), py::arg("device_bytes"), py::arg("connect") = py::none());
+  m.def("bind_device", [](uintptr_t base, int index) { bind_device(reinterpret_cast<void*>(base), index); });
+  m.def("bound_device", [] { return bound_device(); });
+  m.def("use_device", [](int index) { use_device(c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(index))); });
+  m.def("synchronize", [] {
+    if (bound_device() >= 0) Channel::instance().synchronize();
+  });
   m.def("step", [] { Channel::instance().step(); });
   m.def("steps", [] { return Channel::instance().steps(); });
   m.def("leaving", [] { Channel::instance().leaving(); });
@@ -206,7 +218,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("require", [] { Channel::instance().require(); });
   m.def("sweep", &sweep);
   m.def("on_library_loaded", &on_library_loaded);
-  m.def("default_generator", [] { return default_generator(); });
+  m.def("default_generator", [](int index) { return default_generator(index); }, py::arg("index") = 0);
   m.def("new_generator", [] { return new_generator(); });
   m.def("resize_storage",
         [](const at::Tensor& t, uint64_t bytes) { resize_storage(*t.storage().unsafeGetStorageImpl(), bytes); });
@@ -225,5 +237,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("fault_raised", [] { return Channel::instance().fault_raised(); });
   m.def("make_process_group", [](const std::string& name, uint64_t id, int rank, const std::vector<int64_t>& members) {
     return make_process_group(name, id, rank, members);
+  });
+  m.def("make_meeting_process_group", [](const std::string& name, int rank, int size, Meet meet) {
+    return make_meeting_process_group(name, rank, size, std::move(meet));
   });
 }

@@ -4,6 +4,7 @@
 
 #include "memory.hpp"
 #include "storage.hpp"
+#include "tree.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -77,7 +78,7 @@ at::Tensor make_output(const OutputTensor& out, const EncodedCall& call, const s
     const auto dims = static_cast<int64_t>(out.sizes.size());
     return at::_sparse_coo_tensor_with_dims_and_tensors(
         out.sparse_dim, dims - out.sparse_dim, out.sizes, indices, values,
-        at::TensorOptions(type).layout(c10::kSparse).device(device()), out.coalesced);
+        at::TensorOptions(type).layout(c10::kSparse).device(own_device()), out.coalesced);
   }
   at::Tensor tensor;
   if (out.kind == OutKind::AliasOfArgument) {

@@ -6,6 +6,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <tuple>
 
 #include "channel.hpp"
 #include "collective_message.hpp"
@@ -66,6 +67,8 @@ class ProcessGroupErgo final : public GlooShaped {
         members_(std::move(members)) {
     announce(id_);
   }
+  ProcessGroupErgo(std::string name, Meet meet, int rank, int size)
+      : GlooShaped(name, rank, size), name_(std::move(name)), id_(0), meet_(std::move(meet)) {}
 
   const std::string getBackendName() const override { return name_; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
@@ -219,7 +222,7 @@ class ProcessGroupErgo final : public GlooShaped {
     const auto until = std::chrono::steady_clock::now() + timeout;
     // One communicator for each: what a barrier that failed has left behind disturbs no later one.
     const uint64_t group = derived(0x6D6F6E69746F72ull + 2 * ++monitored_barriers_);
-    const Tensor token = at::zeros({1}, at::TensorOptions().device(device()).dtype(at::kByte));
+    const Tensor token = at::zeros({1}, at::TensorOptions().device(own_device()).dtype(at::kByte));
     std::string missing;
     auto report = [&] {
       TORCH_CHECK(missing.empty(), "Rank ", getRank(), " waited ", timeout.count(),
@@ -241,7 +244,7 @@ class ProcessGroupErgo final : public GlooShaped {
   }
 
  private:
-  void send(const CollectiveCall& call) { send(call, id_); }
+  void send(const CollectiveCall& call) { send(call, id()); }
   void send(const CollectiveCall& call, uint64_t communicator) {
     auto results = send_collective(communicator, call);
     results_.insert(results_.end(), std::make_move_iterator(results.begin()), std::make_move_iterator(results.end()));
@@ -266,6 +269,14 @@ class ProcessGroupErgo final : public GlooShaped {
     Tensor(target).copy_(value);
   }
 
+  uint64_t id() {
+    if (C10_UNLIKELY(static_cast<bool>(meet_))) {
+      std::tie(id_, members_) = meet_();
+      announce(id_);
+      meet_ = nullptr;
+    }
+    return id_;
+  }
   void announce(uint64_t communicator) {
     Channel& channel = Channel::instance();
     channel.require();
@@ -280,7 +291,7 @@ class ProcessGroupErgo final : public GlooShaped {
   uint64_t derived(uint64_t what) {
     auto [entry, fresh] = derived_.try_emplace(what, 0);
     if (fresh) {
-      uint64_t mixed = (id_ ^ what) * 0x9E3779B97F4A7C15ull;
+      uint64_t mixed = (id() ^ what) * 0x9E3779B97F4A7C15ull;
       mixed ^= mixed >> 32;
       entry->second = mixed * 0xBF58476D1CE4E5B9ull + what;
       announce(entry->second);
@@ -288,10 +299,10 @@ class ProcessGroupErgo final : public GlooShaped {
     return entry->second;
   }
   uint64_t tagged(int tag, const Tensor& t) {
-    return tag == 0 || t.device().type() == kDeviceType ? id_ : derived(2 * static_cast<uint64_t>(tag) + 1);
+    return tag == 0 || t.device().type() == kDeviceType ? id() : derived(2 * static_cast<uint64_t>(tag) + 1);
   }
   bool received(int source, uint64_t communicator, std::chrono::steady_clock::time_point until) {
-    const Tensor token = at::empty({1}, at::TensorOptions().device(device()).dtype(at::kByte));
+    const Tensor token = at::empty({1}, at::TensorOptions().device(own_device()).dtype(at::kByte));
     send({.kind = CollectiveKind::Recv, .root = source, .outputs = {token}}, communicator);
     while (!collectives_done({token})) {
       if (std::chrono::steady_clock::now() >= until) return false;
@@ -323,9 +334,14 @@ class ProcessGroupErgo final : public GlooShaped {
   uint64_t sequence_ = 0, monitored_barriers_ = 0;
   bool coalescing_ = false;
   HostResults results_;  // of the call that is being made, or of all that are coalesced
+  Meet meet_;
 };
 
 }  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_meeting_process_group(const std::string& name, int rank, int size, Meet meet) {
+  return c10::make_intrusive<ProcessGroupErgo>(name, std::move(meet), rank, size);
+}
 
 c10::intrusive_ptr<c10d::Backend> make_process_group(const std::string& name, uint64_t id, int rank,
                                                      const std::vector<int64_t>& members) {

@@ -6,6 +6,7 @@
 
 #include "channel.hpp"
 #include "memory.hpp"
+#include "tree.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -85,7 +86,7 @@ c10::Allocator* device_allocator() {
 
 c10::DataPtr wrap_handle(uint64_t handle, uint64_t bytes) {
   count_allocation(bytes);
-  return {new_address(bytes), new Context{handle, bytes}, &delete_storage, device()};
+  return {new_address(bytes), new Context{handle, bytes}, &delete_storage, own_device()};
 }
 
 c10::Storage make_storage(uint64_t handle, uint64_t bytes) {

@@ -11,7 +11,6 @@ namespace ergo::rank {
 
 inline constexpr auto kDeviceType = c10::DeviceType::CUDA;
 inline constexpr auto kDeviceKey = c10::DispatchKey::CUDA;
-inline c10::Device device() { return {kDeviceType, 0}; }
 
 // Throws what CUDA throws for a device that is not there. Before anything is allocated or sent.
 void require_existing(const c10::Device& wanted);

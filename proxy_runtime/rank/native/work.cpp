@@ -11,6 +11,7 @@
 #include "channel.hpp"
 #include "gil.hpp"
 #include "storage.hpp"
+#include "tree.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -62,7 +63,7 @@ class DoneWork : public c10d::Work {
       std::vector<c10::Device> devices;
       if (std::any_of(outputs_.begin(), outputs_.end(),
                       [](const Tensor& t) { return t.device().type() == kDeviceType; }))
-        devices.push_back(device());
+        devices.push_back(own_device());
       future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
       future_->markCompleted(c10::IValue(outputs_));
     }

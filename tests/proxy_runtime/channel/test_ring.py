@@ -34,6 +34,9 @@ def test_constants_are_those_of_the_header_file() -> None:
     assert f"kHeaderBytes = {ring_module.HEADER_BYTES};" in HEADER
     offsets = {name: int(value) for name, value in re.findall(r"offsetof\(RingHeader, (\w+)\) == (\d+)", HEADER)}
     assert offsets == {"head": 64, "tail": 128, "error_flag": 384, "proxy_gone": 2496, "step": 2560}
+    shared = Path(ring_module.__file__).with_name("shared_ring.hpp").read_text()
+    assert f"kSharedWordsOffset = {ring_module._SHARED};" in shared
+    assert ring_module._CLAIMANT == ring_module._SHARED + 4
     assert (ring_module._HEAD, ring_module._TAIL, ring_module._ERROR_FLAG) == (64, 128, 384)
     assert (ring_module._PROXY_GONE, ring_module._STEP) == (2496, 2560)
 

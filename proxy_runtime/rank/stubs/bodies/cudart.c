@@ -48,6 +48,8 @@ __attribute__((constructor)) static void read_environment(void) {
   }
 }
 
+// How many devices this process sees, from 0.
+ERGO_EXPORT void ergo_stub_set_devices(int n) { g_devices = n >= 0 && n <= kMaxDevices ? n : 0; }
 // Runs at every host synchronisation (stream, event, device): waits for the device proxy.
 ERGO_EXPORT void ergo_stub_set_sync(void (*hook)(void)) { atomic_store(&g_sync, hook); }
 // Answers cudaMemGetInfo and the device's total memory, in bytes.

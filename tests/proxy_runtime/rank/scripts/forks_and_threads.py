@@ -57,7 +57,7 @@ def fork():
             try:
                 x.add_(1)
             except RuntimeError as error:
-                code = 0 if "forked child" in str(error) else 2
+                code = 0 if "forked subprocess" in str(error) else 2
             else:
                 code = 3
             del x
