@@ -24,8 +24,9 @@ void require_describable(const Template& t, const at::Tensor& result, c10::Devic
       result.layout() == c10::kSparse || (result.layout() == c10::kStrided && result.has_storage()), t.name,
       " returned a ", result.layout(),
       " tensor; only dense and sparse COO tensors can live on a proxied device: do this part on the CPU");
-  TORCH_CHECK_NOT_IMPLEMENTED(!result.is_quantized(), t.name,
-                              " returned a quantized tensor, which cannot live on a proxied device: quantize on the CPU");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !result.is_quantized(), t.name,
+      " returned a quantized tensor, which cannot live on a proxied device: quantize on the CPU");
   TORCH_CHECK_NOT_IMPLEMENTED(result.device().type() == device.type(), t.name, " returned a tensor on ",
                               result.device(), "; results on the host cannot be sent back to the rank");
 }

@@ -174,8 +174,7 @@ Value parse_sparse(uint64_t word, WordReader& key, c10::Device device, int depth
   value.tag = Tag::SparseTensor;
   value.sparse_dim = static_cast<int64_t>(bits(word, 8, 8));
   const uint64_t n = bits(word, 8, 8) + bits(word, 16, 8);
-  if (n > UINT8_MAX || depth >= kMaxDepth)
-    throw ProtocolError("a sparse tensor of " + std::to_string(n) + " dims");
+  if (n > UINT8_MAX || depth >= kMaxDepth) throw ProtocolError("a sparse tensor of " + std::to_string(n) + " dims");
   value.coalesced = bits(word, 24, 1) != 0;
   for (uint64_t i = 0; i < n; i++) value.tensor.sizes.push_back(checked_size(key.word()));
   for (int i = 0; i < 2; i++) {
