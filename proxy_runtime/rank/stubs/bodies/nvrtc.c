@@ -11,6 +11,7 @@ int nvrtcCreateProgram(void** program, const char* source, const char* name, int
 }
 const char* nvrtcGetErrorString(int result) {
   if (result == 0) return "NVRTC_SUCCESS";
-  return "ergosphere: CUDA source cannot be compiled in a rank, whose device is in another process; use torch operators, "
+  return "ergosphere: CUDA source cannot be compiled in a rank, whose device is in another process; use torch "
+         "operators, "
          "which the device proxy executes";
 }
