@@ -11,6 +11,7 @@
 #include "channel.hpp"
 #include "collective_message.hpp"
 #include "storage.hpp"
+#include "tree.hpp"
 #include "work.hpp"
 
 namespace ergo::rank {
