@@ -208,6 +208,8 @@ class Producer {
 
 namespace ergo::rank {
 
+void connect_current_device() {}
+
 bool runs_signal_handlers() { return is_main; }
 
 void run_signal_handlers() {

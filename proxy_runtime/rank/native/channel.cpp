@@ -11,7 +11,6 @@
 
 #include "interrupt.hpp"
 #include "shared_ring.hpp"
-#include "tree.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -110,7 +109,7 @@ void Channel::require() const {
                 "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
                 "'spawn' start method. (Ergosphere: the child has no channel to the device of its parent. Keep device "
                 "tensors out of DataLoader workers and other forked processes.)");
-  if (C10_UNLIKELY(header_ == nullptr)) use_device(std::nullopt);
+  if (C10_UNLIKELY(header_ == nullptr)) connect_current_device();
   TORCH_CHECK(header_ != nullptr, "ergosphere: this process has no device channel");
   TORCH_CHECK(!closed_, "ergosphere: the device channel is closed, the interpreter is ending");
   if (C10_UNLIKELY(fault_raised_.load(std::memory_order_relaxed))) const_cast<Channel*>(this)->raise_fault();

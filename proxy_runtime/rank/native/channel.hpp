@@ -22,6 +22,9 @@
 
 namespace ergo::rank {
 
+// A process of a tree that has no channel yet gets the one of its current device (tree.hpp).
+void connect_current_device();
+
 // Counters of this rank since its start; they are part of the process image.
 struct ChannelStats {
   uint64_t messages = 0, bytes = 0, executed = 0, defined = 0, one_off = 0, responses = 0, waits_for_room = 0;

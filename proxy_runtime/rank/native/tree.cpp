@@ -48,6 +48,8 @@ void use_device(std::optional<c10::Device> named) {
               "torch.multiprocessing.spawn), and choose its device by torch.cuda.set_device before the first use");
 }
 
+void connect_current_device() { use_device(std::nullopt); }
+
 void use_device_of(const torch::jit::Stack& stack) {
   for (const c10::IValue& value : stack)
     if (value.isDevice()) use_device(value.toDevice());
