@@ -3,8 +3,9 @@
     python native.py SCRIPT [ARGUMENTS]
 
 The script finds no CUDA and takes its own CPU path. One thing is added, because one generator serves host and device
-there and a rank has two: draws that a model makes (dropout, noise like a tensor) come from a second generator, seeded
-as the first. Draws for weights and data, which the scripts make on the host, come from the first.
+there and a rank has two: draws that a model makes (dropout, noise like a tensor, permutations; loaders have generators
+of their own) come from a second generator, seeded as the first. Draws for weights and data, which the scripts make on
+the host, come from the first.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _aten = torch.ops.aten
 _ON_DEVICE = {
     _aten.bernoulli_.float, _aten.bernoulli.p, _aten.native_dropout.default, _aten.rand_like.default,
-    _aten.randn_like.default, _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten.randn_like.default, _aten.randperm.default, _aten._scaled_dot_product_flash_attention_for_cpu.default,
 }  # fmt: skip
 
 

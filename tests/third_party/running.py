@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,9 @@ from tests.third_party.cases import Case
 HERE = Path(__file__).parent
 _ROOT = HERE.parent.parent
 _DEADLINE_S = 900
+_NUMBERS = re.compile(
+    r"(loss|weights) -?[\da-fxp.+-]+$|(nms|batched_nms|correct) \S.*|\[\[.*|[\w ]+ \([\d, ]*\) [\da-f]{64}$"
+)
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONHASHSEED": "0",
@@ -79,9 +83,10 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _numbers(output: str) -> list[str]:
-    """What a script says of its numbers; the Trainer's own summary, with times in it, is not that."""
-    prefixes = ("loss ", "weights ", "[[", "nms ", "batched_nms ", "correct ")
-    return [line for line in output.splitlines() if line.startswith(prefixes) or (") " in line and len(line) > 64)]
+    """What a script says of its numbers (`report.py`); `ergo run` has warnings and progress bars in the same place."""
+    # A progress bar ends without a new line, so numbers may begin within one.
+    found = (_NUMBERS.search(line) for line in output.splitlines())
+    return [match[0] for match in found if match]
 
 
 def _last_line(text: str) -> str:

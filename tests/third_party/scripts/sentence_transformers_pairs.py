@@ -26,7 +26,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 pairs = [("a rank writes", "the device reads"), ("bits stay same", "it stay"), ("to ring", "from ring")]
 for _ in range(3):
     sides = [model.tokenize(list(side)) for side in zip(*pairs, strict=True)]
-    sides = [{k: v.to(model.device) for k, v in side.items()} for side in sides]
+    sides = [{k: v.to(model.device) for k, v in side.items() if isinstance(v, torch.Tensor)} for side in sides]
     loss = loss_function(sides, None)
     optimizer.zero_grad()
     loss.backward()

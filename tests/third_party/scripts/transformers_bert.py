@@ -28,9 +28,10 @@ class Losses(TrainerCallback):
             report.loss(logs["loss"])
 
 
-options = {"bf16": {"bf16": True}, "checkpointing": {"gradient_checkpointing": True}}.get(
-    sys.argv[1] if len(sys.argv) > 1 else "", {}
-)
+options = {
+    "bf16": {"bf16": True, "use_cpu": not torch.cuda.is_available()},
+    "checkpointing": {"gradient_checkpointing": True},
+}.get(sys.argv[1] if len(sys.argv) > 1 else "", {})
 torch.manual_seed(0)
 config = BertConfig(
     vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, num_labels=2,
