@@ -246,6 +246,11 @@ class Ring:
         """The rank has been told that its proxy is gone."""
         return self._u32(_PROXY_GONE) != 0
 
+    @property
+    def rank_leaving(self) -> bool:
+        """The rank's interpreter is ending, or has ended."""
+        return self._u32(_RANK_LEAVING) != 0
+
     def mark_rank_left(self) -> None:
         """Tells the proxy that the rank's process has ended: what it has not sent will not come."""
         self._words32[_RANK_LEAVING // 4] = 2

@@ -31,6 +31,9 @@ from proxy_runtime.shim.spec import SLOTS_PER_DEVICE, RankExit, RunSpec, contigu
 
 T = TypeVar("T")
 
+LEAVING_GRACE_S = 30.0  # for a rank's exit handlers, while one that it has left alone has failed already
+_BEREFT = "which has ended without it"  # as the device side says it (collectives_cut.cpp)
+
 # Every rank that is restored keeps one busy until it may run; threads are made as they are needed.
 _workers = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="ergo-shim")
 
@@ -68,6 +71,16 @@ class Rank:
         return self.container is not None and self.exit is None
 
     @property
+    def leaving(self) -> bool:
+        """Its interpreter is ending, and its process is still there."""
+        return self.alive and not self.shared and self.ring is not None and self.ring.rank_leaving
+
+    @property
+    def bereft(self) -> bool:
+        """It was told that a rank that it waited for had ended: whatever ended that one comes first."""
+        return self.ring is not None and _BEREFT in (self.ring.error or "")
+
+    @property
     def attached(self) -> bool:
         """The rank has mapped its ring and let go of the descriptor (or has ended)."""
         return self.shared or self.exit is not None or (self.ring is not None and self.ring.rank_attached)
@@ -102,6 +115,7 @@ class Generation:
     proxies: dict[int, DeviceProxyClient] = field(default_factory=dict)
     ranks: list[Rank] = field(default_factory=list)
     volume: Volume | None = None
+    _judge_at: float | None = None
 
     # ------------------------------------------------------------------ bringing it up
 
@@ -254,6 +268,23 @@ class Generation:
                 if rank.ring is not None and status.code == 0 and not status.signal:
                     # Perhaps without a word to the proxy (os._exit): others must not wait for it for ever.
                     rank.ring.mark_rank_left()
+
+    def ended(self) -> list[Rank]:
+        """Ranks that have ended, those first that had no other's end as their reason.
+
+        One that failed because another was ending is left out until that one has ended too: a process takes a moment
+        to end, and the blame is its.
+        """
+        found = [rank for rank in self.ranks if rank.exit is not None]
+        late = any(rank.leaving for rank in self.ranks)
+        if late and time.monotonic() < self._patience(found):
+            found = [rank for rank in found if rank.exit is None or rank.exit.code == 0 or not rank.bereft]
+        return sorted(found, key=lambda rank: (rank.bereft, rank.rank))
+
+    def _patience(self, found: list[Rank]) -> float:
+        if self._judge_at is None and any(rank.bereft for rank in found):
+            self._judge_at = time.monotonic() + LEAVING_GRACE_S
+        return self._judge_at if self._judge_at is not None else float("inf")
 
     def dead_proxy(self) -> int | None:
         """Index of a proxy that has died, or None."""

@@ -114,7 +114,7 @@ class NodeJob:
             if self.current is None:
                 return []
             self.current.poll_exits()
-            exits = [rank.exit for rank in self.current.ranks if rank.exit is not None]
+            exits = [rank.exit for rank in self.current.ended() if rank.exit is not None]
             fresh = [exit for exit in exits if exit.rank not in self.exits]
             self.exits.update({exit.rank: exit for exit in fresh})
         return fresh

@@ -185,7 +185,7 @@ class PartJob:
             return
         dead = generation.dead_proxy()
         generation.poll_exits()
-        ended = [rank for rank in generation.ranks if rank.exit is not None]
+        ended = generation.ended()
         bad = [rank for rank in ended if rank.exit is not None and rank.exit.code != 0]
         if dead is not None:
             self._give_up(Outcome.LOST, bad, f"the device proxy of device {dead} died")
