@@ -116,7 +116,7 @@ def _settle(*, close: bool) -> None:
         # Whoever waits for a collective of this rank need not wait any longer.
         _interposer.leaving()
     if close and (getattr(sys, "last_type", None) is not None or _interposer.fault_raised()):
-        # An exception, or a fault that the script has seen, says what there is to say; results that come are for nobody.
+        # The exception, or the fault that the script has seen, says what there is to say; no result is wanted.
         _interposer.exit()
         return
     try:
