@@ -212,8 +212,7 @@ def _make(
     if shutil.disk_usage(target.parent).free < _FREE_BYTES:
         raise no_space(target.parent)
     fresh = target.with_name(f".new-{target.name}-{os.getpid()}")
-    scratch = fresh / "scratch"
-    scratch.mkdir(parents=True)
+    fresh.mkdir(parents=True)
     progress(f"building the runtime for torch {interpreter.torch_version}, {interpreter.abi}, with {compiler.version}")
     try:
         stubs = _stubs(interpreter, fresh, progress)
@@ -227,11 +226,10 @@ def _make(
             strict=bool(os.environ.get("ERGO_BUILD_STRICT")),
             report=progress,
         )
-        native.compile(_targets(sources), fresh, scratch)
+        native.compile(_targets(sources), fresh)
         _init(sources, fresh / "ergo-init")
         progress("compiled ergo-init")
         _rank_dir(interpreter, sources, fresh / "rank")
-        shutil.rmtree(scratch)
         parts = (p.relative_to(fresh) for p in fresh.rglob("*") if p.is_file() and p.suffix in _PARTS)
         about = {
             "format": str(_FORMAT),

@@ -16,11 +16,4 @@ need mvn maven
 
 [ ${#missing[@]} -eq 0 ] && exit 0
 
-if ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" -ne 0 ]; then
-  echo "These tools are missing: ${missing[*]}. Install them with the system's package manager, as root." >&2
-  exit 1
-fi
-echo "Installing ${missing[*]} ..."
-export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq </dev/null >/dev/null
-apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
+exec "$(dirname "$0")/install_packages.sh" "${missing[*]}" "${missing[@]}"

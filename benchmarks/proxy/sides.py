@@ -27,6 +27,7 @@ from proxy_runtime.channel.ring import Ring
 from proxy_runtime.device.connection import DeviceProxyClient
 from proxy_runtime.device.launcher import Zygote
 from proxy_runtime.device.wiring import connect_fabric
+from proxy_runtime.shim.spec import rank_variables
 
 JOBS = Path(__file__).with_name("jobs")
 _DEADLINE_S = 300.0
@@ -108,7 +109,7 @@ def native(script: str, *arguments: str, scratch: Path, ranks: int = 1, prefix: 
         port = held.getsockname()[1]
     log = scratch / "native.txt"
     with contextlib.ExitStack() as stack:
-        more = [_rank_environment(rank, ranks) | {"MASTER_PORT": str(port)} for rank in range(ranks)]
+        more = [rank_variables(rank, ranks, port=port) for rank in range(ranks)]
         processes = [_start(stack, script, arguments, each, log, prefix) for each in more]
         yield Side(processes, log)
 
@@ -163,20 +164,9 @@ def start_proxies(
 def rank_environment(ring: Ring, rank: int = 0, ranks: int = 1) -> dict[str, str]:
     """What a rank is started with, beside the environment that both sides share."""
     made = runtime_build()
-    return _rank_environment(rank, ranks) | {
+    return rank_variables(rank, ranks) | {
         "PYTHONPATH": str(made.rank_dir),
         "ERGO_CHANNEL": f"{ring.fd}:{made.rank_dir}:cpu",
-    }
-
-
-def _rank_environment(rank: int, ranks: int) -> dict[str, str]:
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
     }
 
 

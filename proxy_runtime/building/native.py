@@ -115,8 +115,8 @@ class NativeBuild:
             *(("-Werror",) if strict else ()),
         )
 
-    def compile(self, targets: Sequence[Target], out: Path, scratch: Path) -> None:
-        """Compiles and links `targets` into `out`; `scratch` is for files that are not kept.
+    def compile(self, targets: Sequence[Target], out: Path) -> None:
+        """Compiles and links `targets` into `out`.
 
         Raises:
             BuildError: a file does not compile; the message holds the compiler's first error.
@@ -127,7 +127,7 @@ class NativeBuild:
         # The longest first, so that no core waits at the end for one file.
         todo.sort(key=lambda pair: pair[0].stat().st_size, reverse=True)
         uses_torch = {s for s, t in todo if t.torch and _uses_torch(s, self._root)}
-        header = self._precompiled(scratch, make=len(uses_torch) >= _PRECOMPILE_FROM)
+        header = self._precompiled(make=len(uses_torch) >= _PRECOMPILE_FROM)
         self._all(
             lambda pair=pair: self._compile(*pair, objects[pair[0]], header if pair[0] in uses_torch else None)
             for pair in todo
@@ -145,13 +145,17 @@ class NativeBuild:
 
     def _object(self, source: Path, target: Target) -> Path:
         """Where its object file is: named by what it is made of, wherever the tree and the interpreter lie."""
-        key = hashlib.sha256()
         includes = ("-I", "-isystem", "-ffile-prefix-map")
         flags = [flag for flag in self._command(source, target)[1:] if not flag.startswith(includes)]
         ours = digest(_with_headers(source, self._root))
-        for part in (self._compiler.version, self._interpreter.abi, self._interpreter.torch_version, *flags, ours):
+        return self._cache / f"{self._key(*flags, ours)[:32]}.o"
+
+    def _key(self, *parts: str) -> str:
+        """A hash of the parts and of what compiles them."""
+        key = hashlib.sha256()
+        for part in (self._compiler.version, self._interpreter.abi, self._interpreter.torch_version, *parts):
             key.update(part.encode() + b"\0")
-        return self._cache / f"{key.hexdigest()[:32]}.o"
+        return key.hexdigest()
 
     def _command(self, source: Path, target: Target) -> list[str]:
         is_cpp = source.suffix == ".cpp"
@@ -159,23 +163,17 @@ class NativeBuild:
         name = [f"-DTORCH_EXTENSION_NAME={target.name}"] if target.torch else []
         return [self._compiler.path, "-x", "c++" if is_cpp else "c", *flags, *name, *self._flags]
 
-    def _precompiled(self, scratch: Path, *, make: bool) -> Path | None:
+    def _precompiled(self, *, make: bool) -> Path | None:
         """Torch's headers, precompiled: those of an earlier build, or made where that is worth it."""
-        key = hashlib.sha256()
-        about = (self._compiler.version, self._interpreter.abi, self._interpreter.torch_version, *_CXX, _PRECOMPILED)
-        for part in about:
-            key.update(part.encode() + b"\0")
-        kept = self._cache / f"precompiled-{key.hexdigest()[:16]}.hpp"
+        kept = self._cache / f"precompiled-{self._key(*_CXX, _PRECOMPILED)[:16]}.hpp"
         ready = Path(f"{kept}.gch")
         if ready.exists() or not make:
             return kept if ready.exists() else None
         started = time.monotonic()
-        header = scratch / "precompiled.hpp"
-        header.write_text(_PRECOMPILED)
         kept.write_text(_PRECOMPILED)
         command = [self._compiler.path, "-x", "c++-header", *_CXX, *self._flags]
         partial = f"{kept}.{os.getpid()}.tmp"
-        self._run([*command, str(header), "-o", partial], "torch's headers")
+        self._run([*command, str(kept), "-o", partial], "torch's headers")
         Path(partial).replace(ready)
         self._report(f"precompiled torch's headers ({time.monotonic() - started:.1f} s)")
         return kept

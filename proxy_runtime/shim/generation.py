@@ -27,7 +27,7 @@ from proxy_runtime.process import criu, inspect
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.process.namespace import Container, ContainerSpec, Overlay, Volume, hold_volume, launch
 from proxy_runtime.shim.layout import EpochLayout
-from proxy_runtime.shim.spec import SLOTS_PER_DEVICE, RankExit, RunSpec, contiguous_placement
+from proxy_runtime.shim.spec import SLOTS_PER_DEVICE, RankExit, RunSpec, contiguous_placement, rank_variables
 
 T = TypeVar("T")
 
@@ -200,15 +200,10 @@ class Generation:
 
     def container_spec(self, rank: Rank, *, channel: bool = True) -> ContainerSpec:
         spec, layout = self.spec, self.layout
+        tree = spec.pack == "node"  # whose script, or a launcher in it, says which rank a process is
         env = {
             **spec.env,
-            "RANK": str(rank.rank),
-            "WORLD_SIZE": str(spec.world_size),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-            "GROUP_RANK": str(rank.rank),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29500",
+            **({} if tree else rank_variables(rank.rank, spec.world_size)),
             "PYTHONHASHSEED": spec.env.get("PYTHONHASHSEED", "0"),
             "PYTHONUNBUFFERED": spec.env.get("PYTHONUNBUFFERED", "1"),
             "TORCH_DISABLE_NATIVE_JIT": "1",
@@ -218,19 +213,7 @@ class Generation:
         }
         keep_fd = None
         keeper_fds: tuple[int, ...] = ()
-        if spec.pack == "node":
-            for name in (
-                "RANK",
-                "WORLD_SIZE",
-                "LOCAL_RANK",
-                "LOCAL_WORLD_SIZE",
-                "GROUP_RANK",
-                "MASTER_ADDR",
-                "MASTER_PORT",
-            ):
-                env.pop(name)  # the script, or a launcher in it, says
-                if name in spec.env:
-                    env[name] = spec.env[name]
+        if tree:
             keeper_fds = tuple(rank.ring.fd for rank in self.ranks if rank.ring is not None)
             keeper = ContainerSpec().first_pid - 1
             numbers = f"{self.devices}:{SLOTS_PER_DEVICE}:{keeper}:{','.join(map(str, keeper_fds))}"

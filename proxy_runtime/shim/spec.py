@@ -183,6 +183,19 @@ class CutReport:
         return dataclasses.asdict(self)
 
 
+def rank_variables(rank: int, world_size: int, *, port: int = 29500) -> dict[str, str]:
+    """The environment by which torch.distributed knows a rank, which has the only device of its node."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class RankExit:
     """How a rank ended. `signal` is 0 unless it was killed."""

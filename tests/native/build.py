@@ -40,6 +40,11 @@ RING_SOURCES = [
     NATIVE / "streams.cpp",
 ]
 RING_FLAGS = [f"-I{SHIMS}", f"-I{RANK_NATIVE}"]
+# What a program is built with, by the sanitizer that watches it.
+SANITIZERS = {
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-fsanitize=thread"],
+}
 _WARNINGS = ["-std=c++20", "-Wall", "-Wextra", "-Werror"]
 
 
@@ -79,6 +84,20 @@ def compile_native(name: str, sources: Sequence[Path], flags: Sequence[str], com
         _run([compiler, *arguments, *map(str, objects), "-pthread", "-o", str(unfinished)])
         unfinished.rename(target)
     return target
+
+
+def run_native(program: Path, *arguments: str) -> None:
+    """Runs a program, which must find nothing wrong and say ``ok``."""
+    done = subprocess.run(
+        # setarch: the thread sanitizer cannot place its shadow under some kernels' address randomisation.
+        ["setarch", "-R", str(program), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "ok\n"
 
 
 def _run(command: list[str]) -> None:

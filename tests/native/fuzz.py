@@ -8,14 +8,13 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.native.build import HERE, NATIVE, compile_native
+from tests.native.build import HERE, NATIVE, SANITIZERS, compile_native
 
 CORPUS = HERE / "corpus" / "decoders"
 SOURCES = [
     HERE / "fuzz_decoders.cpp",
     *(NATIVE / f"{name}.cpp" for name in ("ring_consumer", "fabric", "streams", "store")),
 ]
-_SANITIZERS = "-fsanitize=address,undefined"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +34,7 @@ def find_clang() -> str | None:
 
 def replay() -> Path:
     """The program that runs files of the corpus, built with the ordinary compiler."""
-    return compile_native(
-        "replay_decoders", SOURCES, ["-O1", "-g", "-DREPLAY", _SANITIZERS, "-fno-sanitize-recover=all"]
-    )
+    return compile_native("replay_decoders", SOURCES, ["-O1", "-g", "-DREPLAY", *SANITIZERS["address"]])
 
 
 def fuzz(clang: str, seconds: int, scratch: Path) -> Found:

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from ergo_rank import boot
 from ergo_rank.boot import Tree
 
-__all__ = ["connect_for_group", "connector", "slot", "when_connected"]
+__all__ = ["connect_for_group", "connector", "lives", "slot", "when_connected"]
 
-# channel/ring.hpp: where the header has its size fields and the pid of the process that uses the ring.
-_SIZES = struct.Struct("=QIIQQ")  # magic, version, rank, ring bytes, response bytes
+# channel/ring.hpp, shared_ring.hpp: where the header has the pid of the process that uses the ring.
 _CLAIMANT, _PROXY_GONE = 4100, 2496
 
 _lock = threading.RLock()
@@ -109,7 +108,7 @@ def _claim(tree: Tree, device: int) -> tuple[int, int]:
             (holder,) = struct.unpack("=I", os.pread(fd, 4, _CLAIMANT))
             (gone,) = struct.unpack("=I", os.pread(fd, 4, _PROXY_GONE))
             # Its own pid: this program replaced another one that had a channel.
-            if gone or (holder not in (0, mine) and _alive(holder)):
+            if gone or (holder not in (0, mine) and lives(holder)):
                 continue
             base = boot.map_channel(fd, close=False)
             if library.ergo_channel_claim(base, holder, mine):
@@ -122,7 +121,8 @@ def _claim(tree: Tree, device: int) -> tuple[int, int]:
     )
 
 
-def _alive(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Whether the tree has a process of this number."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

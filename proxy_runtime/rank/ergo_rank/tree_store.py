@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, urlparse
 
 import torch.distributed as dist
 
+from ergo_rank.slots import lives
 from ergo_rank.store import DEFAULT_TIMEOUT, OPERATIONS, ChannelStore
 
 __all__ = ["TreeStore", "TreeTCPStore", "install"]
@@ -115,9 +116,6 @@ class TreeTCPStore(TreeStore):
         super().__init__(_directory(*number), timeout=timeout)
         self.host, self.port = host_name, number[0]
 
-    def clone(self) -> TreeStore:
-        return TreeStore(self._directory, self._prefix, self._limit)
-
 
 def _rendezvous(url: str, timeout: datetime.timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
     parts = urlparse(url)
@@ -162,7 +160,7 @@ def _open(port: int) -> tuple[int, int]:
         wanted = port or _free_port()
         with _locked(_ROOT):
             record = _record(wanted)
-            if record["open"] and record["pid"] != os.getpid() and _alive(record["pid"]):
+            if record["open"] and record["pid"] != os.getpid() and lives(record["pid"]):
                 if port == 0:
                     continue
                 raise dist.DistNetworkError(
@@ -187,7 +185,7 @@ def _find(port: int, beyond: int, timeout: datetime.timedelta) -> int:
     waited = 0.0
     while True:
         record = _record(port)
-        if record["open"] and record["number"] > beyond and _alive(record["pid"]):
+        if record["open"] and record["number"] > beyond and lives(record["pid"]):
             return record["number"]
         if waited >= timeout.total_seconds():
             raise dist.DistNetworkError(
@@ -221,16 +219,6 @@ def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import pytest
 
 from proxy_runtime.channel.ring import Ring
 from proxy_runtime.device.client import NativeBuild, Zygote
+from proxy_runtime.shim.spec import rank_variables
 from tests.proxy_runtime.device.conftest import Job
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -90,12 +91,7 @@ class RealJob(Job):
     def _launch(self, rank: int, ring_fd: int) -> subprocess.Popen[str]:
         environment = {
             **os.environ,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(len(self.placement)),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29500",
+            **rank_variables(rank, len(self.placement)),
             "PYTHONHASHSEED": "0",
             "TORCH_DISABLE_NATIVE_JIT": "1",
             "OMP_NUM_THREADS": "1",

@@ -17,6 +17,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from proxy_runtime.shim.spec import rank_variables
+
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 _MAGIC = 0x4552474F52494E47
@@ -184,12 +186,7 @@ class Launcher:
         path = f"{self.rank_dir}:{python_path}" if python_path else str(self.rank_dir)
         environment = {
             **os.environ,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29500",
+            **rank_variables(rank, ranks),
             "PYTHONHASHSEED": "0",
             "TORCH_DISABLE_NATIVE_JIT": "1",
             "OMP_NUM_THREADS": "1",

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from launcher import RankResult
 
+from proxy_runtime.shim.spec import rank_variables
+
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 
@@ -36,12 +38,7 @@ def run_native(script: Path, *arguments: str, ranks: int, deadline_s: float = 24
         for rank in range(ranks):
             environment = {
                 **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
+                **rank_variables(rank, ranks, port=port),
                 "PYTHONHASHSEED": "0",
                 "TORCH_DISABLE_NATIVE_JIT": "1",
                 "OMP_NUM_THREADS": "1",
