@@ -6,15 +6,17 @@ unique to a test, since all share them. `TEMPORAL_ADDRESS` and `ERGO_*` are not 
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from temporalio.client import Client
 
 from events.connection import KafkaConnection
 from events.topics import ensure_topics
@@ -31,6 +33,8 @@ class Server:
     port: int
     command: Sequence[str]
     others: dict[str, int] = field(default_factory=dict)
+    serves: Callable[[], bool] | None = None
+    """Whether it answers requests, asked once its port accepts; None: whoever has a port open serves."""
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -47,8 +51,14 @@ class Server:
                 start_new_session=True,
                 preexec_fn=die_with_parent(signal.SIGKILL),
             )
-        until(lambda: accepts(self.port) or self.process.poll() is not None, deadline_s, f"a server at {self.address}")
-        assert self.process.poll() is None, (self.directory / "log").read_text()[-2000:]
+        until(lambda: self._ended() or self._answers(), deadline_s, f"a server at {self.address}")
+        assert not self._ended(), (self.directory / "log").read_text()[-2000:]
+
+    def _ended(self) -> bool:
+        return self.process is None or self.process.poll() is not None
+
+    def _answers(self) -> bool:
+        return accepts(self.port) and (self.serves is None or self.serves())
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         assert self.process is not None
@@ -70,7 +80,16 @@ def new_temporal(directory: Path) -> Server:
     directory.mkdir(parents=True, exist_ok=True)
     port = free_port()
     ui = free_port({port})
-    return Server(directory, port, temporal.command(directory, port, ui), {"ui": ui})
+    serves = lambda: asyncio.run(_temporal_serves(f"{HOST}:{port}"))  # noqa: E731
+    return Server(directory, port, temporal.command(directory, port, ui), {"ui": ui}, serves)
+
+
+async def _temporal_serves(address: str) -> bool:
+    # Its port is open a moment before its services are up; until then a connection is refused in words.
+    try:
+        return await temporal.healthy(await Client.connect(address))
+    except RuntimeError:
+        return False
 
 
 def new_kafka(directory: Path) -> Server:
