@@ -61,6 +61,8 @@ class Outcome:
             decided something, divided by its decisions.
         cpu_s: processor time of the whole run; `policy_cpu_s` of the policy's part.
         reasons: for the jobs still waiting at the end, what for.
+        healthy_while_asked_s: device-seconds that healthy nodes had while a job waited that would have fitted:
+            `idle_while_asked_s` is a part of these.
     """
 
     policy: str
@@ -75,3 +77,4 @@ class Outcome:
     cpu_s: float = 0.0
     policy_cpu_s: float = 0.0
     reasons: dict[str, str] = field(default_factory=dict[str, str])
+    healthy_while_asked_s: float = 0.0
