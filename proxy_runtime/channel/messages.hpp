@@ -49,6 +49,8 @@ enum class Message : uint16_t {
   Elapsed = 24,       // [S] marker id, marker id -> i64 nanoseconds from the first to the second
   Pull = 25,          // handle, offset, length, at: the bytes go to the response area, from `at`; no response
   FreeGenerator = 26,  // generator id
+  PullPinned = 27,     // handle, offset, length, at: the bytes go to the pinned memory, from `at`
+  PushPinned = 28,     // handle, offset, length, at: the bytes come from there
   Library = 30,        // [S] size, hash (library.hpp), n_path, path: a library that registers operators
                        //                                               -> one byte: 1 loaded, 0 contents are needed
   LibraryPart = 31,    // size, hash, n_path, path, n, bytes[n]: the next part of the contents; loaded with the last

@@ -1,9 +1,10 @@
 // The ring: one memfd mapped by a rank (producer) and its device proxy (consumer).
 //
-// Layout: [RingHeader, kHeaderBytes][ring, ring_bytes][response area, response_bytes].
-// The rank keeps no descriptor of it; the mapping is MADV_DONTFORK, and it travels in the rank's CRIU
-// image, unread messages included. A device proxy of a restored rank finds it in /proc/PID/map_files.
-// Nothing in here runs code in the rank for a cut: the quiesce words are the proxy's and the shim's.
+// Layout: [RingHeader, kHeaderBytes][ring, ring_bytes][response area, response_bytes][pinned memory, pinned_bytes].
+// The rank keeps no descriptor of it; the mapping is MADV_DONTFORK (all but the pinned memory, which children inherit
+// as CUDA's), and it travels in the rank's CRIU image, unread messages included. Of the pinned memory only the pages
+// exist that have been used. A device proxy of a restored rank finds it in /proc/PID/map_files. Nothing in here runs
+// code in the rank for a cut: the quiesce words are the proxy's and the shim's.
 #pragma once
 
 #include <fcntl.h>
@@ -65,11 +66,13 @@ struct RingHeader {
   std::atomic<uint32_t> rank_leaving;            // the rank's interpreter is ending: no collective will follow
   alignas(64) std::atomic<uint64_t> step;        // last STEP message *issued* by the rank
   std::atomic<uint64_t> step_done;               // last STEP message *executed* by the proxy
+  uint64_t pinned_bytes;                         // never changes; whole pages; 0: there is none
 };
 static_assert(sizeof(RingHeader) <= kHeaderBytes);
 static_assert(offsetof(RingHeader, head) == 64 && offsetof(RingHeader, tail) == 128);
 static_assert(offsetof(RingHeader, error_flag) == 384);
 static_assert(offsetof(RingHeader, proxy_gone) == 2496 && offsetof(RingHeader, step) == 2560);
+static_assert(offsetof(RingHeader, pinned_bytes) == 2576);
 
 // FUTEX_WAIT/WAKE on a word shared between processes. Returns the raw syscall result.
 inline long futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* timeout = nullptr) {
@@ -98,11 +101,13 @@ class RingMapping {
       throw std::runtime_error("ergosphere channel: protocol version " + std::to_string(h->version) +
                                ", this build speaks " + std::to_string(kProtocolVersion));
     if (h->ring_bytes == 0 || (h->ring_bytes & (h->ring_bytes - 1)) != 0 || h->ring_bytes > m.size_ ||
-        h->response_bytes > m.size_ || kHeaderBytes + h->ring_bytes + h->response_bytes > m.size_)
+        h->response_bytes > m.size_ || h->pinned_bytes > m.size_ ||
+        kHeaderBytes + h->ring_bytes + h->response_bytes + h->pinned_bytes > m.size_)
       throw std::runtime_error("ergosphere channel: header sizes do not fit the mapping");
-    if (dontfork && madvise(p, m.size_, MADV_DONTFORK) != 0) fail("cannot set MADV_DONTFORK", errno);
+    if (dontfork && madvise(p, m.size_ - h->pinned_bytes, MADV_DONTFORK) != 0) fail("cannot set MADV_DONTFORK", errno);
     m.ring_bytes_ = h->ring_bytes;
     m.response_bytes_ = h->response_bytes;
+    m.pinned_bytes_ = h->pinned_bytes;
     return m;
   }
   RingMapping(RingMapping&& o) noexcept { *this = std::move(o); }
@@ -110,6 +115,7 @@ class RingMapping {
     if (this != &o) {
       unmap();
       base_ = o.base_, size_ = o.size_, ring_bytes_ = o.ring_bytes_, response_bytes_ = o.response_bytes_;
+      pinned_bytes_ = o.pinned_bytes_;
       o.base_ = nullptr;
     }
     return *this;
@@ -122,8 +128,10 @@ class RingMapping {
   RingHeader* header() const { return reinterpret_cast<RingHeader*>(base_); }
   char* ring() const { return base_ + kHeaderBytes; }
   char* response() const { return base_ + kHeaderBytes + ring_bytes_; }
+  char* pinned() const { return response() + response_bytes_; }
   uint64_t ring_bytes() const { return ring_bytes_; }  // as validated at map time, never re-read
   uint64_t response_bytes() const { return response_bytes_; }
+  uint64_t pinned_bytes() const { return pinned_bytes_; }
 
  private:
   [[noreturn]] static void fail(const char* what, int err) {
@@ -135,7 +143,7 @@ class RingMapping {
   }
   char* base_ = nullptr;
   size_t size_ = 0;
-  uint64_t ring_bytes_ = 0, response_bytes_ = 0;
+  uint64_t ring_bytes_ = 0, response_bytes_ = 0, pinned_bytes_ = 0;
 };
 
 }  // namespace ergo

@@ -21,6 +21,7 @@ PROTOCOL_VERSION: Final = 1
 HEADER_BYTES: Final = 8192
 DEFAULT_RING_BYTES: Final = 4 << 20
 DEFAULT_RESPONSE_BYTES: Final = 1 << 20
+DEFAULT_PINNED_BYTES: Final = 16 << 30  # addresses: memory is taken by what uses it
 MEMFD_NAME: Final = "ergo-ring"
 
 _FIXED: Final = struct.Struct("=QIIQQQ")  # magic, version, rank, ring_bytes, response_bytes, build
@@ -29,11 +30,12 @@ _CONSUMER_SLEEPING, _PRODUCER_SLEEPING = 192, 256
 _RESPONSE_SEQ = 320
 _ERROR_FLAG, _ERROR_MESSAGE, _ERROR_BYTES = 384, 392, 2048
 _PROXY_GONE, _RANK_ATTACHED, _RANK_LEAVING = 2496, 2500, 2504
-_STEP, _STEP_DONE = 2560, 2568
+_STEP, _STEP_DONE, _PINNED_BYTES = 2560, 2568, 2576
 _SHARED, _CLAIMANT = 4096, 4100  # shared_ring.hpp
 
 _EXIT, _EXIT_BYTES = 18, 8  # Message::Exit: a header without a body
 
+_PAGE: Final = 4096  # x86-64
 _FUTEX_WAKE: Final = 1
 _SYS_FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, 202)
 
@@ -102,6 +104,7 @@ class Ring:
         *,
         ring_bytes: int = DEFAULT_RING_BYTES,
         response_bytes: int = DEFAULT_RESPONSE_BYTES,
+        pinned_bytes: int = DEFAULT_PINNED_BYTES,
         shared: bool = False,
     ) -> Ring:
         """Creates an empty ring.
@@ -111,16 +114,23 @@ class Ring:
             build_id: id of the runtime's build, hexadecimal; empty matches any.
             ring_bytes: size of the message area, a power of two.
             response_bytes: size of the answer area, which bounds the chunks of device-to-host copies.
+            pinned_bytes: most that the rank can have as pinned memory which its proxy reaches too; more is memory of
+                its own. Not for shared rings, whose next process must not meet what is left of the one before it.
             shared: the processes of a tree use it one after another, each claiming it first.
         """
+        if shared:
+            pinned_bytes = 0
         if ring_bytes < 4096 or ring_bytes & (ring_bytes - 1) or response_bytes < 4096:
             raise ValueError("ring_bytes must be a power of two and both sizes at least 4096 bytes")
+        if pinned_bytes and (pinned_bytes % _PAGE or (ring_bytes + response_bytes) % _PAGE):
+            raise ValueError("pinned memory begins and ends with a page")
         fd = os.memfd_create(MEMFD_NAME, os.MFD_CLOEXEC)
         try:
-            os.ftruncate(fd, HEADER_BYTES + ring_bytes + response_bytes)
+            os.ftruncate(fd, HEADER_BYTES + ring_bytes + response_bytes + pinned_bytes)
             fixed = _FIXED.pack(MAGIC, PROTOCOL_VERSION, rank, ring_bytes, response_bytes, build_word(build_id))
             os.pwrite(fd, fixed, 0)
             os.pwrite(fd, struct.pack("=I", shared), _SHARED)
+            os.pwrite(fd, struct.pack("=Q", pinned_bytes), _PINNED_BYTES)
             return cls(fd)
         except BaseException:
             os.close(fd)
@@ -139,7 +149,7 @@ class Ring:
             unread: of the ring that it had.
             build_id: as for `create`.
         """
-        ring = cls.create(rank, build_id)
+        ring = cls.create(rank, build_id, pinned_bytes=0)
         exit_message = struct.pack("=IHH", _EXIT_BYTES, _EXIT, _header_check(_EXIT_BYTES, _EXIT))
         messages = (unread + exit_message)[: ring.fields.ring_bytes]  # a full ring ends with a rank's own last message
         os.pwrite(ring.fd, messages, HEADER_BYTES)

@@ -67,7 +67,7 @@ def violations(
 
 def maps_ring(pid: int, ring_name: str = RING_NAME) -> bool:
     """Whether a process maps the channel's memfd."""
-    return any(_is_ring(path, ring_name) for path in _mapped(pid))
+    return any(_is_ring(path, ring_name) for path, _ in _mapped(pid))
 
 
 def mapped_memfd(pid: int, name: str) -> Path | None:
@@ -105,12 +105,15 @@ def descriptor_violations(
 
 
 def mapping_violations(pid: int, ring_name: str, *, may_map_ring: bool) -> list[str]:
-    """The ring mapped by another than the rank, or device memory mapped."""
+    """The ring mapped by another than the rank, or device memory mapped.
+
+    The pinned memory behind the ring does not count: children have that of their parent, before a restore and after.
+    """
     found: list[str] = []
-    for path in sorted(set(_mapped(pid))):
+    for path, offset in sorted(set(_mapped(pid))):
         if path.startswith(_DEVICE_PREFIXES):
             found.append(f"process {pid} maps the device {path}")
-        elif _is_ring(path, ring_name) and not may_map_ring:
+        elif _is_ring(path, ring_name) and offset == 0 and not may_map_ring:
             found.append(f"process {pid} maps the channel, which only the rank itself may")
     return found
 
@@ -137,7 +140,8 @@ def _descriptors(pid: int) -> Iterator[tuple[int, str]]:
             continue
 
 
-def _mapped(pid: int) -> Iterator[str]:
+def _mapped(pid: int) -> Iterator[tuple[str, int]]:
+    """Files that are mapped, and from which byte on."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
     except OSError:
@@ -145,7 +149,7 @@ def _mapped(pid: int) -> Iterator[str]:
     for line in lines:
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].startswith("/"):
-            yield fields[5]
+            yield fields[5], int(fields[2], 16)
 
 
 def _inet_sockets(pid: int) -> Iterator[tuple[str, InetSocket]]:

@@ -34,6 +34,7 @@ SLOW = [
     Script(EXAMPLES / "mlp_sgd.py", ("--steps", "1500", "--log-every", "500"), ranks=2),
     Script(EXAMPLES / "generate_text.py"),
     Script(JOBS / "loader_fork.py"),
+    Script(JOBS / "copies.py", ("--child",)),
     Script(JOBS / "threads.py", ("--rounds", "1000")),
     Script(JOBS / "volume.py", ("--rounds", "1500"), ranks=2),
     Script(JOBS / "subgroups.py", ranks=3),

@@ -162,6 +162,8 @@ bool RankServer::waits(Message type, WordReader body) const {
   switch (type) {
     case Message::Read:
     case Message::Pull:
+    case Message::PullPinned:
+    case Message::PushPinned:
     case Message::Write:
     case Message::Resize:
       return state_.storages.is_pending(body.word());
@@ -283,6 +285,10 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
       case Message::Pull:
         pull(body);
         break;
+      case Message::PullPinned:
+      case Message::PushPinned:
+        copy_pinned(message.type, body);
+        break;
       case Message::DeviceInfo: {
         const DeviceInfo info = services_.backend.info();
         WordWriter words;
@@ -386,6 +392,20 @@ void RankServer::pull(WordReader body) {
   const PhysicalPtr& physical = state_.storages.find(handle);
   require_range(offset, length, physical->storage.nbytes(), "read");
   services_.backend.read(physical->storage, offset, ring_.response_area() + at, length);
+}
+
+void RankServer::copy_pinned(Message type, WordReader body) {
+  auto [handle, offset, length, at] = operands<4>(body);
+  if (at > ring_.pinned_bytes() || length > ring_.pinned_bytes() - at)
+    throw ProtocolError("a copy beyond the end of the pinned memory");
+  const PhysicalPtr& physical = state_.storages.find(handle);
+  if (type == Message::PullPinned) {
+    require_range(offset, length, physical->storage.nbytes(), "read");
+    services_.backend.read(physical->storage, offset, ring_.pinned() + at, length);
+  } else {
+    require_range(offset, length, physical->storage.nbytes(), "write");
+    services_.backend.write(physical->storage, offset, ring_.pinned() + at, length);
+  }
 }
 
 RankServer::Outcome RankServer::store(WordReader body) {

@@ -75,6 +75,7 @@ class RankServer {
   void write(WordReader body);
   void read(WordReader body);
   void pull(WordReader body);
+  void copy_pinned(Message type, WordReader body);
   Outcome store(WordReader body);
   void library(Message type, WordReader body);
 

@@ -7,6 +7,15 @@
 
 namespace ergo::device {
 
+namespace {
+
+// What answers by moving the tail.
+bool is_transfer(Message type) {
+  return type == Message::Pull || type == Message::PullPinned || type == Message::PushPinned;
+}
+
+}  // namespace
+
 bool is_synchronous(Message type) {
   switch (type) {
     case Message::Read:
@@ -81,8 +90,7 @@ void RingConsumer::advance(const MessageView& message) {
   uint64_t used = head - tail_;
   // A rank that waits for space is woken when half of the ring, and again when all of it, has become free:
   // one wake-up per message would cost more than the messages.
-  if (used == 0 || (used_before > half && used <= half) || is_synchronous(message.type) ||
-      message.type == Message::Pull)
+  if (used == 0 || (used_before > half && used <= half) || is_synchronous(message.type) || is_transfer(message.type))
     wake_producer();
 }
 

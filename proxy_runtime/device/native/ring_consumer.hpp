@@ -54,6 +54,9 @@ class RingConsumer {
   uint64_t response_bytes() const { return ring_.response_bytes(); }
   // Where a response may be built in place before it is given to respond().
   char* response_area() { return ring_.response(); }
+  // The rank's pinned memory, as large as it was when the ring was mapped.
+  char* pinned() { return ring_.pinned(); }
+  uint64_t pinned_bytes() const { return ring_.pinned_bytes(); }
 
  private:
   void wake_producer();

@@ -65,6 +65,8 @@ void Channel::attach(void* base) {
               "ergosphere: the channel's sizes are not usable");
   ring_ = static_cast<char*>(base) + kHeaderBytes;
   response_ = ring_ + ring_bytes_;
+  pinned_ = response_ + response_bytes_;
+  pinned_bytes_ = header->pinned_bytes;
   head_ = header->head.load();
   tail_seen_ = header->tail.load();
   responses_ = header->response_seq.load();
@@ -103,21 +105,20 @@ void Channel::install_fork_handlers() {
   });
 }
 
-void Channel::require() const {
-  if (C10_UNLIKELY(forked_))
-    TORCH_CHECK(false,
-                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
-                "'spawn' start method. (Ergosphere: the child has no channel to the device of its parent. Keep device "
-                "tensors out of DataLoader workers and other forked processes.)");
-  if (C10_UNLIKELY(header_ == nullptr)) connect_current_device();
+// Why the device cannot be used; returns if a tree's process has got its channel meanwhile.
+void Channel::explain() const {
+  TORCH_CHECK(!forked_,
+              "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+              "'spawn' start method. (Ergosphere: the child has no channel to the device of its parent. Keep device "
+              "tensors out of DataLoader workers and other forked processes.)");
+  if (header_ == nullptr) connect_current_device();
   TORCH_CHECK(header_ != nullptr, "ergosphere: this process has no device channel");
   TORCH_CHECK(!closed_, "ergosphere: the device channel is closed, the interpreter is ending");
-  if (C10_UNLIKELY(fault_raised_.load(std::memory_order_relaxed))) const_cast<Channel*>(this)->raise_fault();
-  if (refused_ != nullptr && C10_UNLIKELY(refused_() != 0))
-    TORCH_CHECK(false, "ergosphere: native code in this rank called ",
-                last_refused_ != nullptr ? last_refused_() : "CUDA",
-                " and was refused, so results of this process are no longer valid. Only operators registered with "
-                "torch's dispatcher can run on the device proxy.");
+  if (fault_raised_.load(std::memory_order_relaxed)) const_cast<Channel*>(this)->raise_fault();
+  TORCH_CHECK(refused() == 0, "ergosphere: native code in this rank called ",
+              last_refused_ != nullptr ? last_refused_() : "CUDA",
+              " and was refused, so results of this process are no longer valid. Only operators registered with "
+              "torch's dispatcher can run on the device proxy.");
 }
 
 size_t Channel::write_chunk() const { return std::min<size_t>(size_t{1} << 20, ring_bytes_ / 4) - 64; }

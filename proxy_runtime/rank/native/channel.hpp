@@ -6,6 +6,8 @@
 // A wait of the main thread runs Python's signal handlers, without the lock: a handler may use the device, or raise.
 #pragma once
 
+#include <c10/macros/Macros.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -44,7 +46,11 @@ class Channel {
 
   // Throws one clear sentence if the device cannot be used here: not attached, forked child, dead proxy,
   // or a CUDA call that was refused (its result would be garbage).
-  void require() const;
+  void require() const {
+    if (C10_UNLIKELY(header_ == nullptr || forked_ || closed_ || fault_raised_.load(std::memory_order_relaxed) ||
+                     refused() != 0))
+      explain();
+  }
   bool open() const { return header_ != nullptr && !closed_ && !forked_; }
   bool forked() const { return forked_; }
 
@@ -74,14 +80,6 @@ class Channel {
 
   void synchronize();
 
-  // Runs `use` under the channel lock, and returns its answer, if nothing has been sent since the position was
-  // `position` (read under the lock, too) and no error of an earlier operation waits to be raised; false otherwise.
-  template <class Use>
-  bool unless_sent_since(const uint64_t& position, Use&& use) {
-    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);  // whoever holds it is sending
-    if (!lock.owns_lock() || head_ != position || header_->error_flag.load() != 0) return false;
-    return use();
-  }
   // Bytes sent so far. The channel lock is held.
   uint64_t position() const { return head_; }
 
@@ -108,6 +106,10 @@ class Channel {
 
   const char* response_area() const { return response_; }
   uint64_t response_capacity() const { return response_bytes_; }
+  uint64_t ring_capacity() const { return ring_bytes_; }
+  // Memory that the device proxy has mapped too; none in a process of a tree.
+  char* pinned() const { return pinned_; }
+  uint64_t pinned_bytes() const { return pinned_bytes_; }
   // Largest body, in words, that a message may have.
   size_t max_words() const { return ring_bytes_ / 16 - 2; }
   // Bytes of payload that a Write message should carry at most.
@@ -160,10 +162,12 @@ class Channel {
   // Where the queue ends now, and whether the device has come to such a place.
   uint64_t published() const { return header_->head.load(std::memory_order_acquire); }
   bool passed(uint64_t place) const { return header_->tail.load(std::memory_order_acquire) >= place; }
-  // Waits for it. Errors of operations before it are the caller's to raise.
+  // Waits for it. Errors of operations before it are the caller's to raise. Not interruptible: a signal handler that
+  // raises would have the memory freed that the device reads or writes.
   void wait_for(uint64_t place);
 
  private:
+  void explain() const;
   [[noreturn]] void raise_fault();
   uint64_t room_end(uint64_t length) const;
   char* reserve(uint64_t length);
@@ -179,7 +183,8 @@ class Channel {
   RingHeader* header_ = nullptr;
   char* ring_ = nullptr;
   char* response_ = nullptr;
-  uint64_t ring_bytes_ = 0, response_bytes_ = 0;
+  char* pinned_ = nullptr;
+  uint64_t ring_bytes_ = 0, response_bytes_ = 0, pinned_bytes_ = 0;
   uint64_t head_ = 0, tail_seen_ = 0, responses_ = 0, next_handle_ = 1;
   std::string_view answer_;  // in the response area, or in late_answer_
   std::string late_answer_;

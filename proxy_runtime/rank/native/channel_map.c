@@ -1,6 +1,6 @@
 // Maps the rank's channel before torch is imported: no torch, no C++ runtime, loaded through ctypes by
 // ergo_rank.boot. The interposer adopts the mapping later; the descriptor is closed by then, and the
-// mapping is MADV_DONTFORK, so no child of the rank can reach the channel.
+// mapping is MADV_DONTFORK, so no child of the rank can reach the channel (but for the pinned memory at its end).
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -17,8 +17,9 @@ struct prefix {
   uint64_t ring_bytes;
   uint64_t response_bytes;
 };
-// Where ergo::SharedWords has the pid of the process that uses a shared ring, and the word that says it is one.
-enum { kShared = 4096, kClaimant = 4100 };
+// Where RingHeader has pinned_bytes, and where ergo::SharedWords has the pid of the process that uses a shared ring,
+// and the word that says it is one.
+enum { kPinnedBytes = 2576, kShared = 4096, kClaimant = 4100 };
 
 // Takes a shared ring that `from` (0: nobody) has, for `pid`. 1: taken, 0: somebody else was faster, or it is no such.
 __attribute__((visibility("default"))) int ergo_channel_claim(void* base, uint32_t from, uint32_t pid) {
@@ -50,15 +51,17 @@ __attribute__((visibility("default"))) void* ergo_channel_map(int fd, char* erro
     return NULL;
   }
   const struct prefix* p = base;
-  if (p->magic != kMagic || p->ring_bytes > (uint64_t)st.st_size || p->response_bytes > (uint64_t)st.st_size ||
-      kHeaderBytes + p->ring_bytes + p->response_bytes > (uint64_t)st.st_size) {
+  const uint64_t size = (uint64_t)st.st_size, pinned = *(const uint64_t*)((const char*)base + kPinnedBytes);
+  if (p->magic != kMagic || p->ring_bytes > size || p->response_bytes > size || pinned > size ||
+      kHeaderBytes + p->ring_bytes + p->response_bytes + pinned > size) {
     snprintf(error, n, "the channel is not a ring of this runtime");
-    munmap(base, (size_t)st.st_size);
+    munmap(base, size);
     return NULL;
   }
-  if (madvise(base, (size_t)st.st_size, MADV_DONTFORK) != 0) {
+  // Children have the pinned memory of their parent, as they have CUDA's.
+  if (madvise(base, size - pinned, MADV_DONTFORK) != 0) {
     snprintf(error, n, "cannot keep the channel out of child processes: %s", strerror(errno));
-    munmap(base, (size_t)st.st_size);
+    munmap(base, size);
     return NULL;
   }
   return base;

@@ -1,6 +1,7 @@
 #include <ATen/Dispatch_v2.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/_to_copy_native.h>
+#include <ATen/ops/item_native.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +10,7 @@
 #include "channel.hpp"
 #include "fallback.hpp"
 #include "kernels.hpp"
+#include "pinned.hpp"
 #include "recent_read.hpp"
 #include "storage.hpp"
 #include "tree.hpp"
@@ -19,6 +21,10 @@ namespace {
 using at::Tensor;
 
 constexpr size_t kPullWords = 4;
+// Of a transfer with pinned memory: a cut waits for one message at most.
+constexpr uint64_t kPinnedChunk = uint64_t{16} << 20;
+// Smaller ones cost less through the response area: one round trip.
+constexpr uint64_t kLeastPinnedRead = uint64_t{256} << 10;
 
 bool on_device(const Tensor& t) { return t.device().type() == kDeviceType; }
 
@@ -102,9 +108,7 @@ Tensor to_copy_kernel(const Tensor& self, std::optional<at::ScalarType> dtype, s
   return at::native::_to_copy(self, dtype, layout, target, pin_memory, non_blocking && !on_device(self), format);
 }
 
-at::Scalar local_scalar_kernel(const Tensor& self) {
-  if (self._is_zerotensor()) return at::_local_scalar_dense(at::zeros({}, self.options().device(at::kCPU)));
-  if (self.is_conj() || self.is_neg()) return local_scalar_kernel(self.resolve_conj().resolve_neg());
+at::Scalar only_element(const Tensor& self) {
   alignas(16) std::array<char, 16> bytes{};  // of the largest dtype, complex double
   const auto& storage = *self.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   read_element(storage, byte_offset(self), bytes.data(), self.itemsize());
@@ -116,13 +120,26 @@ at::Scalar local_scalar_kernel(const Tensor& self) {
   return result;
 }
 
+at::Scalar local_scalar_kernel(const Tensor& self) {
+  if (self._is_zerotensor()) return at::_local_scalar_dense(at::zeros({}, self.options().device(at::kCPU)));
+  if (self.is_conj() || self.is_neg()) return local_scalar_kernel(self.resolve_conj().resolve_neg());
+  return only_element(self);
+}
+
+// torch's own goes through the dispatcher twice more. Whatever has a say below autograd (modes, functorch, fake
+// tensors, layouts, lazy conjugation) has it there.
+at::Scalar item_kernel(c10::DispatchKeySet keys, const Tensor& self) {
+  const bool plain = (keys & c10::after_ADInplaceOrView_keyset).highestPriorityTypeId() == kDeviceKey;
+  return plain && self.numel() == 1 ? only_element(self) : at::native::item(self);
+}
+
 // Storages are freed in the order of the channel, whatever stream used them.
 void record_stream_kernel(Tensor&, c10::Stream) {}
 
 // The response area in two halves: the device fills one while the other is taken out.
 void pull_storage(uint64_t handle, uint64_t offset, void* destination, uint64_t bytes, uint64_t half) {
   Channel& channel = Channel::instance();
-  channel.require();
+  channel.synchronize();  // interruptible, as the transfer itself is not
   GilRelease gil;
   // Held to the end: the area belongs to this transfer. Two requests at most are on their way, so the room for
   // them that there is now stays.
@@ -151,11 +168,31 @@ void pull_storage(uint64_t handle, uint64_t offset, void* destination, uint64_t 
   channel.raise_asynchronous_error();
 }
 
+// Between the device and pinned memory: one copy, which the proxy makes. Complete when it returns.
+void copy_pinned(Message type, uint64_t handle, uint64_t offset, uint64_t at, uint64_t bytes) {
+  Channel& channel = Channel::instance();
+  channel.synchronize();  // interruptible, as the transfer itself is not
+  GilRelease gil;
+  for (uint64_t done = 0; done < bytes; done += kPinnedChunk)
+    channel.send(type, kPullWords, [&](uint64_t* body) {
+      body[0] = handle;
+      body[1] = offset + done;
+      body[2] = std::min(kPinnedChunk, bytes - done);
+      body[3] = at + done;
+    });
+  channel.wait_for(channel.published());
+  channel.raise_asynchronous_error();
+}
+
 }  // namespace
 
 void write_storage(uint64_t handle, uint64_t offset, const void* source, uint64_t bytes) {
   Channel& channel = Channel::instance();
   channel.require();
+  // What is larger than the queue waits for the device anyway; of the rest the buffer is free at once.
+  if (bytes >= 2 * channel.ring_capacity())
+    if (const auto at = pinned_offset(source, bytes))
+      return copy_pinned(Message::PushPinned, handle, offset, *at, bytes);
   const uint64_t chunk = channel.write_chunk();
   const auto* p = static_cast<const char*>(source);
   while (bytes != 0) {
@@ -175,6 +212,9 @@ void write_storage(uint64_t handle, uint64_t offset, const void* source, uint64_
 
 void read_storage(uint64_t handle, uint64_t offset, void* destination, uint64_t bytes) {
   Channel& channel = Channel::instance();
+  if (bytes >= kLeastPinnedRead)
+    if (const auto at = pinned_offset(destination, bytes))
+      return copy_pinned(Message::PullPinned, handle, offset, *at, bytes);
   const uint64_t half = channel.response_capacity() / 2;
   if (bytes > half) return pull_storage(handle, offset, destination, bytes, half);
   if (bytes == 0) return;
@@ -191,7 +231,8 @@ void read_storage(uint64_t handle, uint64_t offset, void* destination, uint64_t 
       });
 }
 
-void register_copy_kernels(torch::Library& library) {
+void register_copy_kernels(torch::Library& library, torch::Library& autograd) {
+  autograd.impl("item", item_kernel);
   library.impl("copy_", copy_kernel);
   library.impl("_to_copy", to_copy_kernel);
   library.impl("_local_scalar_dense", local_scalar_kernel);

@@ -11,10 +11,11 @@ namespace ergo::rank {
 
 // memory_kernels.cpp: empty, empty_strided, resize_, set_, views.
 void register_memory_kernels(torch::Library& library);
-// copy_kernels.cpp: copy_, _to_copy, _local_scalar_dense, record_stream.
-void register_copy_kernels(torch::Library& library);
+// copy_kernels.cpp: copy_, _to_copy, _local_scalar_dense, item, record_stream. `library` is the device key, `autograd`
+// its autograd key.
+void register_copy_kernels(torch::Library& library, torch::Library& autograd);
 // cpu_device_kernels.cpp: choices that torch makes by device type and that a device of kind "cpu" must
-// make as the CPU does. `library` is the device key, `autograd` its autograd key.
+// make as the CPU does.
 void register_cpu_device_kernels(torch::Library& library, torch::Library& autograd);
 // cpu_device_rnn.cpp: the same for LSTM, GRU and RNN.
 void register_cpu_device_rnn(torch::Library& library, torch::Library& autograd);

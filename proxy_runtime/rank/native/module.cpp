@@ -14,6 +14,7 @@
 #include "generator.hpp"
 #include "libraries.hpp"
 #include "memory.hpp"
+#include "pinned.hpp"
 #include "process_group.hpp"
 #include "queue.hpp"
 #include "registration.hpp"
@@ -129,6 +130,7 @@ void start(uintptr_t base, const std::string& kind, uint64_t device_bytes, std::
   connect_stubs();
   connect_queue();
   install_fault_handler();
+  install_pinned_memory();
   c10::SetAllocator(kDeviceType, device_allocator(), 255);
   register_operators(kind == "cpu" ? DeviceKind::Cpu : DeviceKind::Cuda);
   register_sparse_layout();

@@ -209,10 +209,10 @@ void register_operators(DeviceKind kind) {
     fallback->fallback(torch::CppFunction::makeFromBoxedFunction<&forward_operator>());
     torch::Library& aten = library_of("aten");
     register_memory_kernels(aten);
-    register_copy_kernels(aten);
+    static auto* autograd =
+        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradCUDA, __FILE__, __LINE__);
+    register_copy_kernels(aten, *autograd);
     if (kind == DeviceKind::Cpu) {
-      static auto* autograd =
-          new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradCUDA, __FILE__, __LINE__);
       register_cpu_device_kernels(aten, *autograd);
       register_cpu_device_rnn(aten, *autograd);
       register_cpu_autocast();

@@ -33,16 +33,24 @@ def test_constants_are_those_of_the_header_file() -> None:
     assert f"kProtocolVersion = {ring_module.PROTOCOL_VERSION};" in HEADER
     assert f"kHeaderBytes = {ring_module.HEADER_BYTES};" in HEADER
     offsets = {name: int(value) for name, value in re.findall(r"offsetof\(RingHeader, (\w+)\) == (\d+)", HEADER)}
-    assert offsets == {"head": 64, "tail": 128, "error_flag": 384, "proxy_gone": 2496, "step": 2560}
+    assert offsets == {
+        "head": 64,
+        "tail": 128,
+        "error_flag": 384,
+        "proxy_gone": 2496,
+        "step": 2560,
+        "pinned_bytes": 2576,
+    }
     shared = Path(ring_module.__file__).with_name("shared_ring.hpp").read_text()
     assert f"kSharedWordsOffset = {ring_module._SHARED};" in shared
     assert ring_module._CLAIMANT == ring_module._SHARED + 4
     assert (ring_module._HEAD, ring_module._TAIL, ring_module._ERROR_FLAG) == (64, 128, 384)
-    assert (ring_module._PROXY_GONE, ring_module._STEP) == (2496, 2560)
+    assert (ring_module._PROXY_GONE, ring_module._STEP, ring_module._PINNED_BYTES) == (2496, 2560, 2576)
 
 
 def test_a_new_ring_is_empty() -> None:
-    with Ring.create(3, "0123456789abcdef" * 2, ring_bytes=1 << 16, response_bytes=1 << 13) as ring:
+    sizes = {"ring_bytes": 1 << 16, "response_bytes": 1 << 13, "pinned_bytes": 1 << 14}
+    with Ring.create(3, "0123456789abcdef" * 2, **sizes) as ring:
         assert ring.fields.rank == 3
         assert (
             ring.fields.build
@@ -51,7 +59,7 @@ def test_a_new_ring_is_empty() -> None:
         )
         assert (ring.head, ring.tail, ring.step, ring.step_done) == (0, 0, 0, 0)
         assert not ring.rank_attached and not ring.proxy_gone and ring.error is None
-        assert os.fstat(ring.fd).st_size == 8192 + (1 << 16) + (1 << 13)
+        assert os.fstat(ring.fd).st_size == 8192 + (1 << 16) + (1 << 13) + (1 << 14)
         ring.mark_proxy_gone()
         assert ring.proxy_gone
 
@@ -60,6 +68,15 @@ def test_a_new_ring_is_empty() -> None:
 def test_impossible_sizes_are_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="power of two"):
         Ring.create(0, **sizes)
+    with pytest.raises(ValueError, match="a page"):
+        Ring.create(0, response_bytes=5000)
+
+
+def test_pinned_memory_takes_none_before_it_is_used_and_shared_rings_have_none() -> None:
+    with Ring.create(0) as ring, Ring.create(0, shared=True) as shared:
+        assert os.fstat(ring.fd).st_size > ring_module.DEFAULT_PINNED_BYTES
+        assert os.fstat(ring.fd).st_blocks * 512 < 1 << 20
+        assert os.fstat(shared.fd).st_size == HEADER_BYTES + shared.fields.ring_bytes + shared.fields.response_bytes
 
 
 def test_what_is_no_ring_is_refused() -> None:

@@ -17,6 +17,7 @@ from proxy_runtime.process import inspect
         ("", []),
         ("leak-fd", ["holds descriptor", "holds descriptor"]),  # the child has inherited it
         ("leak-map", ["maps the channel, which only the rank itself may"]),
+        ("pinned", []),  # what lies behind the ring is the child's too
     ],
 )
 def test_leaks_of_the_channel(lab, leak, sentences):

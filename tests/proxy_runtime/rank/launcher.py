@@ -17,14 +17,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from proxy_runtime.channel.ring import HEADER_BYTES, Ring
 from proxy_runtime.shim.spec import rank_variables
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
-_MAGIC = 0x4552474F52494E47
-_HEADER_BYTES = 8192
 _PROXY_GONE = 2496
-_RESPONSE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +135,7 @@ class Launcher:
             yield Job(processes, proxies, rings)
 
     def _ring(self, stack: ExitStack, rank: int) -> int:
-        descriptor = os.memfd_create(f"ring-{rank}")
-        stack.callback(os.close, descriptor)
-        os.ftruncate(descriptor, _HEADER_BYTES + self.ring_bytes + _RESPONSE_BYTES)
-        os.pwrite(descriptor, struct.pack("<QIIQQQ", _MAGIC, 1, rank, self.ring_bytes, _RESPONSE_BYTES, 0), 0)
-        return descriptor
+        return stack.enter_context(Ring.create(rank, ring_bytes=self.ring_bytes)).fd
 
     def _start_proxies(
         self, stack: ExitStack, rings: list[int], devices: int, errors: Any
@@ -229,7 +223,7 @@ class Launcher:
 
 def _mark_gone(ring: int) -> None:
     """What the shim does for a proxy that has died."""
-    with mmap.mmap(ring, _HEADER_BYTES) as header:
+    with mmap.mmap(ring, HEADER_BYTES) as header:
         header[_PROXY_GONE : _PROXY_GONE + 4] = struct.pack("<I", 1)
 
 

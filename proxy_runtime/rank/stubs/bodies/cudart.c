@@ -34,6 +34,8 @@ static atomic_int g_abort = 0;
 static _Atomic(void (*)(void)) g_sync = NULL;
 static _Atomic(void (*)(size_t*, size_t*)) g_memory = NULL;
 static _Atomic(const struct ergo_queue*) g_queue = NULL;
+static size_t g_pinned_size = 0;
+static _Atomic(char*) g_pinned = NULL;
 
 __attribute__((constructor)) static void read_environment(void) {
   const char* text = getenv("ERGO_STUB_DEVICES");
@@ -54,6 +56,11 @@ ERGO_EXPORT void ergo_stub_set_devices(int n) { g_devices = n >= 0 && n <= kMaxD
 ERGO_EXPORT void ergo_stub_set_sync(void (*hook)(void)) { atomic_store(&g_sync, hook); }
 // Answers cudaMemGetInfo and the device's total memory, in bytes.
 ERGO_EXPORT void ergo_stub_set_memory(void (*hook)(size_t* available, size_t* total)) { atomic_store(&g_memory, hook); }
+// Memory that is pinned beside what cudaHostAlloc gives out: the channel's. Never unset.
+ERGO_EXPORT void ergo_stub_set_pinned(void* begin, size_t size) {
+  g_pinned_size = size;
+  atomic_store(&g_pinned, begin);
+}
 // Streams and events become places in the channel's queue. Never unset.
 ERGO_EXPORT void ergo_stub_set_queue(const struct ergo_queue* queue) { atomic_store(&g_queue, queue); }
 // 1: a refused call ends the process with one sentence instead of returning a sticky error.
@@ -190,6 +197,8 @@ static int host_remove(const void* begin, int mapped, size_t* size) {
   return 1;
 }
 static int host_contains(const void* pointer) {
+  const char* pinned = atomic_load(&g_pinned);
+  if (pinned && (const char*)pointer >= pinned && (const char*)pointer < pinned + g_pinned_size) return 1;
   pthread_mutex_lock(&g_host_lock);
   const struct host_range* range = g_host;
   while (range && !((const char*)pointer >= range->begin && (const char*)pointer < range->begin + range->size))

@@ -3,6 +3,8 @@
 import threading
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ergo_rank import _interposer
 
@@ -52,6 +54,47 @@ except RuntimeError:
     pass
 else:
     raise AssertionError("an empty tensor has no item")
+
+
+# What torch's own item() asks below autograd is asked here too: modes, functorch, fake tensors.
+class Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+one = torch.ones((), device="cuda", requires_grad=True)
+with Seen() as seen:
+    assert one.item() == 1
+assert seen.names == ["aten::_local_scalar_dense"], seen.names
+with torch.inference_mode():
+    assert torch.full((1, 1), 2.0, device="cuda").item() == 2
+assert torch.func.grad(lambda v: v * v.detach().item())(one.detach() * 3).item() == 3
+for refused in (
+    lambda: torch.func.vmap(lambda v: v.item())(torch.ones(3, device="cuda")),
+    lambda: torch.ones(2, device="cuda").item(),
+):
+    try:
+        refused()
+    except RuntimeError:
+        pass
+    else:
+        raise AssertionError("there is no one element")
+sparse = torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.long), torch.tensor([4.0]), (1,)).cuda()
+assert sparse.item() == 4
+plain = one.detach()
+with FakeTensorMode() as mode:
+    fake = mode.from_tensor(plain)
+    try:
+        fake.item()
+    except DataDependentOutputException:
+        pass
+    else:
+        raise AssertionError("a fake tensor has no value")
 
 # Threads, each with its own tensor, so that each throws out what the others have fetched.
 wrong = []
