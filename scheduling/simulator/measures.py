@@ -7,7 +7,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from model.job_spec import Tier
@@ -45,16 +45,16 @@ class Service:
 
     Attributes:
         excused: of `below`: a failure alone cost more than the level leaves.
+        missed: share of the hours below level that nothing excuses, 0 to 1.
     """
 
     hours: int
     below: int
     excused: int = 0
+    missed: float = field(init=False)
 
-    @property
-    def missed(self) -> float:
-        """Share of the hours below level that nothing excuses, 0 to 1."""
-        return (self.below - self.excused) / self.hours if self.hours else 0.0
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "missed", (self.below - self.excused) / self.hours if self.hours else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +98,12 @@ class Measures:
     Attributes:
         from_admission: of both guaranteed tiers together, as `from_submission`.
         allocation: share of the devices of healthy nodes that jobs had, over the whole run; `allocation_while_asked`
-            only while a job waited that would have fitted (None: none ever did).
-        allocation_over_time: (seconds, share of the devices of healthy nodes that jobs had, devices that fitting jobs
-            waited for), thinned out.
+            only while another job waited (None: none ever did).
+        allocation_over_time: (seconds, share of the devices of healthy nodes that jobs had, jobs waiting), thinned out.
         preempted: (how often, how many jobs).
         decision_mean_us: microseconds a decision; `decision_quantiles_us` at `QUANTILES`.
-        lost_device_hours: device time done again or spent on operations instead of on jobs.
+        lost_device_hours: work that was lost and had to be done again; `overhead` the share of the device time given
+            to jobs that was not their work: that and pauses (None: not all jobs ended).
         waiting_for: reasons of the jobs that still waited at the end, the most frequent ones, with how many jobs.
     """
 
@@ -125,6 +125,7 @@ class Measures:
     restarts_per_job: float
     preempted: tuple[tuple[str, int], ...]
     lost_device_hours: float
+    overhead: float | None
     decisions: int
     decision_mean_us: float | None
     decision_p99_us: float | None
@@ -156,7 +157,7 @@ def measure(outcome: Outcome) -> Measures:
         tiers=tuple(_tier(tier, [job for job in jobs if job.tier is tier]) for tier in Tier),
         sizes=tuple(_sizes(jobs)),
         allocation=_ratio(outcome.busy_device_s, outcome.healthy_device_s),
-        allocation_while_asked=_while_asked(outcome),
+        allocation_while_asked=_ratio(outcome.asked_busy_s, outcome.asked_healthy_s),
         allocation_over_time=_thinned(outcome.samples),
         preemptions_per_job=sum(job.preemptions for job in jobs) / count,
         resizes_per_job=sum(job.resizes for job in jobs) / count,
@@ -164,6 +165,7 @@ def measure(outcome: Outcome) -> Measures:
         restarts_per_job=sum(job.restarts for job in jobs) / count,
         preempted=_histogram((job.preemptions for job in jobs), _COUNTS),
         lost_device_hours=sum(job.lost_device_s for job in jobs) / 3600,
+        overhead=_overhead(outcome),
         decisions=outcome.decisions,
         decision_mean_us=statistics.fmean(latencies) if latencies else None,
         decision_p99_us=quantile(latencies, 0.99) if latencies else None,
@@ -227,9 +229,11 @@ def _sizes(jobs: Iterable[JobOutcome]) -> Iterable[SizeMeasures]:
             yield SizeMeasures(label, len(members), len(members) - len(waits), Times.of(waits))
 
 
-def _while_asked(outcome: Outcome) -> float | None:
-    idle = _ratio(outcome.idle_while_asked_s, outcome.healthy_while_asked_s)
-    return None if idle is None else 1 - idle
+def _overhead(outcome: Outcome) -> float | None:
+    if any(job.ended_s is None for job in outcome.jobs):
+        return None
+    used = _ratio(sum(job.devices * job.asked_s for job in outcome.jobs), outcome.busy_device_s)
+    return None if used is None else 1 - used
 
 
 def _thinned(samples: Sequence[tuple[float, int, int, int]]) -> tuple[tuple[float, float, int], ...]:

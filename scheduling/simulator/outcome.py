@@ -53,16 +53,14 @@ class Outcome:
     """A run of one policy on one trace.
 
     Attributes:
-        samples: (time s, devices given to jobs, devices of healthy nodes, devices that fitting jobs wait for), in
-            time order, one a simulated ten minutes.
+        samples: (time s, devices given to jobs, devices of healthy nodes, jobs waiting), in time order, one a simulated
+            ten minutes.
         busy_device_s: device-seconds that were given to jobs; `healthy_device_s` those that healthy nodes had;
             `idle_while_asked_s` those that were free while a job waited that would have fitted.
         decisions: how many decisions were made; `decision_us` their times in microseconds, one for each round that
             decided something, divided by its decisions.
         cpu_s: processor time of the whole run; `policy_cpu_s` of the policy's part.
         reasons: for the jobs still waiting at the end, what for.
-        healthy_while_asked_s: device-seconds that healthy nodes had while a job waited that would have fitted:
-            `idle_while_asked_s` is a part of these.
     """
 
     policy: str
@@ -77,4 +75,6 @@ class Outcome:
     cpu_s: float = 0.0
     policy_cpu_s: float = 0.0
     reasons: dict[str, str] = field(default_factory=dict[str, str])
-    healthy_while_asked_s: float = 0.0
+    asked_busy_s: float = 0.0
+    """Device-seconds given to jobs while another job waited; of `asked_healthy_s` that healthy nodes had then."""
+    asked_healthy_s: float = 0.0

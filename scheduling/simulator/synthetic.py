@@ -99,9 +99,10 @@ def generate(kind: Kind, *, jobs: int, devices: int, load: float = 0.85, seed: i
     asked = [_draw(rng, classes) for _ in range(jobs)]
     span_s = sum(size * duration_s for size, duration_s in asked) / (devices * load)
     arrivals = sorted(_arrivals(rng, jobs, span_s))
-    begin = arrivals[0][0]
+    begin, end = arrivals[0][0], arrivals[-1][0]
+    stretch = span_s / (end - begin) if end > begin else 1.0  # few bursts do not fill the span
     return [
-        TraceJob(f"{kind}-{index:0{len(str(jobs))}}", submit_s - begin, duration_s, size, tenant)
+        TraceJob(f"{kind}-{index:0{len(str(jobs))}}", (submit_s - begin) * stretch, duration_s, size, tenant)
         for index, ((submit_s, tenant), (size, duration_s)) in enumerate(zip(arrivals, asked, strict=True))
     ]
 

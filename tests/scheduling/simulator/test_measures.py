@@ -72,6 +72,12 @@ def test_operations_and_decisions():
     assert found.decision_quantiles_us[0] == 1 and found.decision_quantiles_us[-1] == 100
 
 
+def test_overhead_is_what_devices_did_not_do_for_jobs():
+    jobs = [job("a", B, 4, ended=50, asked=20), job("b", B, 1, ended=20, asked=10)]
+    assert measure(outcome(jobs=jobs, busy_device_s=100.0)).overhead == pytest.approx(0.1)
+    assert measure(outcome(jobs=[*jobs, job("c")], busy_device_s=100.0)).overhead is None  # nobody knows what it did
+
+
 def test_nothing_happened():
     found = measure(outcome())
     assert found.jobs == found.decisions == 0 and found.decision_mean_us is None and found.sizes == ()

@@ -1,0 +1,97 @@
+"""The rows of the table that a person reads, for the terminal and for the page alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from model.job_spec import Tier
+from scheduling.simulator.measures import Measures, Service
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table; one without cells is a heading."""
+
+    label: str
+    cells: tuple[str, ...] = ()
+
+
+def rows(policies: Sequence[Measures]) -> Iterator[Row]:
+    """All rows, with one cell a policy."""
+
+    def row(label: str, cell: Callable[[Measures], str]) -> Row:
+        return Row(label, tuple(cell(one) for one in policies))
+
+    yield Row("Guaranteed job-hours below their level")
+    yield row("from admission", lambda one: missed(one.from_admission))
+    yield row("  of so many hours", lambda one: f"{one.from_admission.hours:,}")
+    if any(one.from_admission.excused for one in policies):
+        yield row("  excused: failures", lambda one: f"{one.from_admission.excused:,}")
+    yield row("from submission", lambda one: missed(one.from_submission))
+    yield row("  of so many hours", lambda one: f"{one.from_submission.hours:,}")
+    for tier in (Tier.PREMIUM, Tier.STANDARD):
+        yield row(f"  {tier}", lambda one, tier=tier: missed(one.of(tier).from_submission))
+    yield Row("GPU fraction from submission")
+    for tier in Tier:
+        yield row(f"{tier}", lambda one, tier=tier: percent(one.of(tier).gpu_fraction_since_submission))
+    yield Row("Completion time, of jobs that ended")
+    yield row("jobs that ended", lambda one: f"{one.ended:,}")
+    if any(one.never_started for one in policies):
+        yield row("jobs that never ran", lambda one: f"{one.never_started:,}")
+    yield row("mean", lambda one: hours(one.completion.mean_s))
+    for tier in Tier:
+        yield row(f"  {tier}", lambda one, tier=tier: hours(one.of(tier).completion.mean_s))
+    yield row("median", lambda one: hours(one.completion.median_s))
+    yield row("99 of 100", lambda one: hours(one.completion.p99_s))
+    yield Row("Mean wait for the first device, by size")
+    for size in dict.fromkeys(size.devices for one in policies for size in one.sizes):
+        yield row(size, lambda one, size=size: _wait(one, size))
+    yield Row("Use of the devices of healthy nodes")
+    yield row("allocated", lambda one: percent(one.allocation))
+    yield row("while another job waits", lambda one: percent(one.allocation_while_asked))
+    yield Row("What was done to jobs")
+    yield row("preemptions a job", lambda one: f"{one.preemptions_per_job:.2f}")
+    yield row("resizes a job", lambda one: f"{one.resizes_per_job:.2f}")
+    yield row("moves a job", lambda one: f"{one.moves_per_job:.2f}")
+    yield row("restarts a job", lambda one: f"{one.restarts_per_job:.2f}")
+    yield row("device hours done again", lambda one: f"{one.lost_device_hours:,.0f}")
+    yield row("device time not for work", lambda one: percent(one.overhead))
+    yield Row("The scheduler")
+    yield row("decisions", lambda one: f"{one.decisions:,}")
+    yield row("a decision, mean", lambda one: microseconds(one.decision_mean_us))
+    yield row("a decision, 99 of 100", lambda one: microseconds(one.decision_p99_us))
+    yield row("processor time", lambda one: f"{one.cpu_s:.1f} s")
+    yield row("  of the policy", lambda one: f"{one.policy_cpu_s:.1f} s")
+
+
+def missed(of: Service) -> str:
+    """``0.31 %``; what is excused does not count. A few in a hundred thousand must not read as none."""
+    if not of.hours:
+        return NOTHING
+    if of.below == of.excused:
+        return "0 %"
+    return f"{of.missed * 100:.2f} %" if of.missed >= 1e-4 else "< 0.01 %"
+
+
+def percent(share: float | None) -> str:
+    """``98.1 %``."""
+    return NOTHING if share is None else f"{share * 100:.1f} %"
+
+
+def hours(seconds: float | None) -> str:
+    """``6.31 h``."""
+    return NOTHING if seconds is None else f"{seconds / 3600:.2f} h"
+
+
+def microseconds(value: float | None) -> str:
+    """``163 µs`` or ``2.31 ms``."""
+    if value is None:
+        return NOTHING
+    return f"{value:.0f} µs" if value < 1000 else f"{value / 1000:.2f} ms"
+
+
+def _wait(one: Measures, size: str) -> str:
+    return hours(next((each.waiting.mean_s for each in one.sizes if each.devices == size), None))
