@@ -1,67 +1,20 @@
 #include "rank_server.hpp"
 
 #include <algorithm>
-#include <array>
 #include <sstream>
 
 #include "failure.hpp"
+#include "message_bodies.hpp"
 
 namespace ergo::device {
 namespace {
 
 constexpr size_t kMarks = 1 << 20;
 
-// Operands of a message whose body is nothing but words.
-template <size_t N>
-std::array<uint64_t, N> operands(WordReader body) {
-  std::array<uint64_t, N> words{};
-  for (uint64_t& word : words) word = body.word();
-  if (body.left() != 0) throw ProtocolError("a message longer than its type");
-  return words;
-}
-
 void require_range(uint64_t offset, uint64_t length, uint64_t size, const char* what) {
   TORCH_CHECK(offset <= size && length <= size - offset, "ergosphere: a ", what, " of ", length, " bytes at ", offset,
               " does not fit a device storage of ", size, " bytes");
 }
-
-struct DefineBody {
-  uint64_t id = 0, base = 0;
-  std::string name;
-  const uint64_t* key = nullptr;
-  size_t n_key = 0, n_handles = 0;
-  const uint64_t* handles = nullptr;
-  WordReader payload{nullptr, 0};
-
-  explicit DefineBody(WordReader body) {
-    id = body.word(), base = body.word();
-    size_t n_name = body.word();
-    n_key = body.word(), n_handles = body.word();
-    size_t n_payload = body.word();
-    if (n_name > 4096) throw ProtocolError("an operator name of " + std::to_string(n_name) + " bytes");
-    name.assign(body.bytes(n_name), n_name);
-    key = body.words(n_key);
-    handles = body.words(n_handles);
-    payload = WordReader(body.words(n_payload), n_payload);
-    if (body.left() != 0) throw ProtocolError("a definition with more words than it says");
-  }
-};
-
-struct ExecBody {
-  uint64_t id = 0, base = 0;
-  size_t n_handles = 0;
-  const uint64_t* handles = nullptr;
-  WordReader payload{nullptr, 0};
-
-  explicit ExecBody(WordReader body) {
-    id = body.word(), base = body.word();
-    n_handles = body.word();
-    size_t n_payload = body.word();
-    handles = body.words(n_handles);
-    payload = WordReader(body.words(n_payload), n_payload);
-    if (body.left() != 0) throw ProtocolError("a call with more words than it says");
-  }
-};
 
 }  // namespace
 
