@@ -22,16 +22,17 @@ _HEAD = """\
 Every entry of PyTorch's own tables of operators, modules and optimizers is run on the device of a rank and, in the
 same process, directly on the kind of device that the device proxy has (a CPU). Results, gradients, second derivatives,
 tangents, in-place and `out=` variants are compared **bit for bit**, and errors by type and text. Samples run a second
-time with other values, so that the remembered form of a call is used. No native CUDA call may be made in the rank: they
-are counted. Gradients are computed on one thread: with several, PyTorch itself sums the gradients of a tensor that is
-used three times in an order that depends on the thread.
+time with other values, so that the remembered form of a call is used, and those with numbers of their own a third time
+with others: most have 0, 0.5, 1 or 2, with which different computations round alike. No native CUDA call may be made in
+the rank: they are counted. Gradients are computed on one thread: with several, PyTorch itself sums the gradients of a
+tensor that is used three times in an order that depends on the thread.
 
 What differs is in `tests/operators/expected.tsv`, by entry, dtype and phase, with a reason; everything else is equal.
 `make test` runs a part of it. The whole is one command, which goes on where it was broken off:
 
     python -m tests.operators
 
-The last complete runs of the ordinary phases (forward, backward, again with other values, in-place, `out=`):
+The last complete runs of the ordinary phases (forward, backward, other values, other numbers, in-place, `out=`):
 """
 
 _KINDS = """\

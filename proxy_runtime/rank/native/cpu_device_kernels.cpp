@@ -91,15 +91,57 @@ std::tuple<Tensor, Tensor> rms_norm_kernel(const Tensor& input, at::IntArrayRef 
   return {result.type_as(input), scale};
 }
 
+// A CUDA tensor is multiplied by a mask and a factor that are not rounded to its dtype; a CPU tensor by noise that is.
+// `functional`: as torch.func draws the noise.
+template <bool functional>
+Tensor dropout_kernel(const Tensor& input, double p, bool train) {
+  TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
+  if (p == 0 || !train || input.sym_numel() == 0) return input;
+  if (p == 1) return input.mul(at::zeros({}, input.options()));
+  Tensor noise;
+  if constexpr (functional)
+    noise = at::bernoulli(at::empty({}, input.options()).expand_symint(input.sym_sizes()), 1 - p);
+  else
+    noise = at::empty_like(input, input.options().dtype(c10::toRealValueType(input.scalar_type()))).bernoulli_(1 - p);
+  return input.mul(noise.div_(1 - p));
+}
+
+// CUDA kernels read half precision and write float32; a CPU tensor is converted first.
+template <Tensor (*function)(const Tensor&, int64_t, bool)>
+Tensor softmax_kernel(const Tensor& input, int64_t dim, std::optional<at::ScalarType> dtype) {
+  return function(dtype.has_value() ? input.toType(*dtype) : input, dim, /*half_to_float=*/false);
+}
+
+template <Tensor& (*function)(Tensor&, const Tensor&, int64_t, bool)>
+Tensor& softmax_out_kernel(const Tensor& input, int64_t dim, std::optional<at::ScalarType> dtype, Tensor& out) {
+  return function(out, dtype.has_value() ? input.toType(*dtype) : input, dim, /*half_to_float=*/false);
+}
+
 bool no_cudnn_ctc(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) { return false; }
 bool no_cudnn_ctc_tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t) { return false; }
 
 }  // namespace
 
 void register_cpu_device_kernels(torch::Library& library, torch::Library& autograd) {
-  // Composites are decided above autograd, so they are registered there too: their parts record gradients.
+  // Composites are decided above autograd, so they are registered there too: their parts record gradients. Those that
+  // torch.func decides again, in keys of its own, are registered there as well; a CPU tensor gets the same there.
+  const auto of_key = [](c10::DispatchKey key) {
+    return new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+  };
+  static auto* transforms = of_key(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+  static auto* vmap = of_key(c10::DispatchKey::FuncTorchVmapMode);
+  static auto* batched = of_key(c10::DispatchKey::FuncTorchBatched);
+  transforms->impl("dropout", dropout_kernel<true>);
+  vmap->impl("scaled_dot_product_attention", sdpa_kernel);
+  batched->impl("softmax.int", softmax_kernel<at::_softmax>);
+  batched->impl("log_softmax.int", softmax_kernel<at::_log_softmax>);
   for (torch::Library* target : {&library, &autograd}) {
     target->impl("scaled_dot_product_attention", sdpa_kernel);
+    target->impl("dropout", dropout_kernel<false>);
+    target->impl("softmax.int", softmax_kernel<at::_softmax>);
+    target->impl("softmax.int_out", softmax_out_kernel<at::_softmax_out>);
+    target->impl("log_softmax.int", softmax_kernel<at::_log_softmax>);
+    target->impl("log_softmax.int_out", softmax_out_kernel<at::_log_softmax_out>);
     target->impl("_thnn_fused_lstm_cell", lstm_cell_kernel);
     target->impl("_thnn_fused_gru_cell", gru_cell_kernel);
     target->impl("_fused_rms_norm", rms_norm_kernel);

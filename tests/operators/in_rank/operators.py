@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -17,6 +18,7 @@ from in_rank.moving import DEVICE, clones, on_device
 
 # Both are cheap to compare and seldom differ from sample to sample.
 _WRITING_SAMPLES = 8
+_HALVES = (torch.float16, torch.bfloat16)
 # Operators whose further arguments must be CPU tensors also for a CUDA tensor.
 _HOST_ARGUMENTS = {"tensor_split"}
 
@@ -64,7 +66,7 @@ def differentiable(case: Case) -> bool:
 
 
 def run(case: Case, cap: int) -> None:
-    """Phases forward, backward, inplace and out, and hit: the same templates again, with other values."""
+    """Phases forward, backward, inplace and out, hit: the same templates with other values, and numbers."""
     info, dtype = case.task.info, getattr(torch, case.task.dtype)
     seed_everything(0)
     wants_gradients = differentiable(case)
@@ -73,6 +75,11 @@ def run(case: Case, cap: int) -> None:
     seed_everything(1)
     for n, sample in enumerate(first(info.sample_inputs("cpu", dtype), cap)):
         _again(case, n, arguments(sample))
+    seed_everything(2)
+    samples = info.sample_inputs("cpu", dtype, requires_grad=wants_gradients)
+    few = first(samples, 4 * cap)  # most entries have no such argument in any sample
+    for n, changed in enumerate(first(filter(None, (_other_numbers(arguments(s)) for s in few)), cap)):
+        _with_gradients(case, n, changed)
 
 
 def _fresh(case: Case, n: int, sample: Any, wants_gradients: bool) -> None:
@@ -96,6 +103,37 @@ def _again(case: Case, n: int, ours: Arguments) -> None:
     theirs = move(case, "hit", n, ours)
     if theirs is not FAILED and not needs_no_device(ours):
         case.check("hit", n, lambda: call(case.task.info.op, ours), lambda: call(case.task.info.op, theirs))
+
+
+def _other_numbers(a: Arguments) -> Arguments | None:
+    """`a` with other numbers, and a `dtype` wider than half precision; None if there is nothing to change.
+
+    Most samples have 0, 0.5, 1 or 2, with which every way to compute rounds alike, and ask for float64.
+    """
+    changed = False
+
+    def other(value: Any) -> Any:
+        nonlocal changed
+        if type(value) is float and math.isfinite(value):
+            changed = True
+            return value * 0.9 + 0.0371
+        if value is torch.float64 and isinstance(a[0], torch.Tensor) and a[0].dtype in _HALVES:
+            changed = True
+            return torch.float32
+        return value
+
+    others = (a[0], tree_map(other, a[1]), tree_map(other, a[2]))
+    return others if changed else None
+
+
+def _with_gradients(case: Case, n: int, ours: Arguments) -> None:
+    def both(a: Arguments) -> Any:
+        result = call(case.task.info.op, a)
+        return result, backward(result, a)
+
+    theirs = move(case, "numbers", n, ours)
+    if theirs is not FAILED and not needs_no_device(ours):
+        case.check("numbers", n, lambda: both(ours), lambda: both(theirs))
 
 
 def move(case: Case, phase: str, n: int, ours: Arguments) -> Any:

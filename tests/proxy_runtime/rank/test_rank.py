@@ -11,7 +11,7 @@ import pytest
 from launcher import SCRIPTS, Launcher
 
 
-@pytest.mark.parametrize("name", ["basics", "elements", "errors", "cuda_only", "recurrent"])
+@pytest.mark.parametrize("name", ["basics", "elements", "errors", "cuda_only", "recurrent", "composites"])
 def test_script(launcher: Launcher, name: str) -> None:
     (result,) = launcher.run(SCRIPTS / f"{name}.py")
     assert result.code == 0 and result.out.endswith("ok\n"), result.err
