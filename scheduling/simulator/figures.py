@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from model.job_spec import Tier
-from scheduling.simulator.measures import Measures, Service
+from scheduling.simulator.measures import GUARANTEED, Measures, Service
 
 NOTHING = "–"
 
@@ -32,8 +32,14 @@ def rows(policies: Sequence[Measures]) -> Iterator[Row]:
         yield row("  excused: failures", lambda one: f"{one.from_admission.excused:,}")
     yield row("from submission", lambda one: missed(one.from_submission))
     yield row("  of so many hours", lambda one: f"{one.from_submission.hours:,}")
-    for tier in (Tier.PREMIUM, Tier.STANDARD):
+    for tier in GUARANTEED:
         yield row(f"  {tier}", lambda one, tier=tier: missed(one.of(tier).from_submission))
+    if any(one.of(tier).admission.count for one in policies for tier in GUARANTEED):
+        yield Row("Wait for the promise of a level")
+        for tier in GUARANTEED:
+            yield row(f"{tier}, mean", lambda one, tier=tier: hours(one.of(tier).admission.mean_s))
+            yield row("  99 of 100", lambda one, tier=tier: hours(one.of(tier).admission.p99_s))
+            yield row("  ended without", lambda one, tier=tier: f"{one.of(tier).never_admitted:,}")
     yield Row("GPU fraction from submission")
     for tier in Tier:
         yield row(f"{tier}", lambda one, tier=tier: percent(one.of(tier).gpu_fraction_since_submission))
@@ -62,6 +68,7 @@ def rows(policies: Sequence[Measures]) -> Iterator[Row]:
     yield Row("The scheduler")
     yield row("decisions", lambda one: f"{one.decisions:,}")
     yield row("a decision, mean", lambda one: microseconds(one.decision_mean_us))
+    yield row("  idle rounds included", lambda one: microseconds(one.decision_all_us))
     yield row("a decision, 99 of 100", lambda one: microseconds(one.decision_p99_us))
     yield row("processor time", lambda one: f"{one.cpu_s:.1f} s")
     yield row("  of the policy", lambda one: f"{one.policy_cpu_s:.1f} s")

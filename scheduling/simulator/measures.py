@@ -63,6 +63,7 @@ class TierMeasures:
 
     Attributes:
         completion: from submission to the end, of those that ended.
+        admission: from submission until the level was promised, of those to whom it was; `never_admitted` the others.
         from_admission: job-hours counted from when the level was promised; `from_submission` from when it was asked
             for.
         gpu_fraction: of the jobs that ended: their time at full width / their time since admission, each weighted with
@@ -74,6 +75,8 @@ class TierMeasures:
     jobs: int
     ended: int
     completion: Times
+    admission: Times
+    never_admitted: int
     from_admission: Service
     from_submission: Service
     gpu_fraction: float | None
@@ -101,7 +104,8 @@ class Measures:
             only while another job waited (None: none ever did).
         allocation_over_time: (seconds, share of the devices of healthy nodes that jobs had, jobs waiting), thinned out.
         preempted: (how often, how many jobs).
-        decision_mean_us: microseconds a decision; `decision_quantiles_us` at `QUANTILES`.
+        decision_mean_us: microseconds a decision, over rounds that decided something; `decision_quantiles_us` at
+            `QUANTILES`; `decision_all_us` with the time of rounds that decided nothing.
         lost_device_hours: work that was lost and had to be done again; `overhead` the share of the device time given
             to jobs that was not their work: that and pauses (None: not all jobs ended).
         waiting_for: reasons of the jobs that still waited at the end, the most frequent ones, with how many jobs.
@@ -127,6 +131,7 @@ class Measures:
     lost_device_hours: float
     overhead: float | None
     decisions: int
+    decision_all_us: float | None
     decision_mean_us: float | None
     decision_p99_us: float | None
     decision_quantiles_us: tuple[float, ...]
@@ -167,6 +172,7 @@ def measure(outcome: Outcome) -> Measures:
         lost_device_hours=sum(job.lost_device_s for job in jobs) / 3600,
         overhead=_overhead(outcome),
         decisions=outcome.decisions,
+        decision_all_us=_ratio(outcome.policy_cpu_s * 1e6, outcome.decisions),
         decision_mean_us=statistics.fmean(latencies) if latencies else None,
         decision_p99_us=quantile(latencies, 0.99) if latencies else None,
         decision_quantiles_us=_quantiles(latencies),
@@ -201,6 +207,8 @@ def _tier(tier: Tier, jobs: Sequence[JobOutcome]) -> TierMeasures:
         jobs=len(jobs),
         ended=sum(job.ended_s is not None for job in jobs),
         completion=_completion(jobs),
+        admission=Times.of(job.admitted_s - job.submit_s for job in jobs if job.admitted_s is not None),
+        never_admitted=sum(job.admitted_s is None for job in jobs),
         from_admission=_from_admission(jobs),
         from_submission=_from_submission(jobs),
         gpu_fraction=_gpu_fraction(jobs, lambda job: job.admitted_s),

@@ -98,13 +98,13 @@ def test_the_json_document_keeps_its_fields():
         "policy", "jobs", "ended", "never_started", "completion", "from_admission", "from_submission", "tiers", "sizes",
         "allocation", "allocation_while_asked", "allocation_over_time", "preemptions_per_job", "resizes_per_job",
         "moves_per_job", "restarts_per_job", "preempted", "lost_device_hours", "overhead", "decisions",
-        "decision_mean_us", "decision_p99_us", "decision_quantiles_us", "span_s", "cpu_s", "policy_cpu_s",
-        "waiting_for",
+        "decision_all_us", "decision_mean_us", "decision_p99_us", "decision_quantiles_us", "span_s", "cpu_s",
+        "policy_cpu_s", "waiting_for",
     }  # fmt: skip
     assert policy["from_submission"] == {"hours": 11, "below": 2, "excused": 0, "missed": 2 / 11}
     assert policy["completion"].keys() == {"count", "mean_s", "median_s", "p99_s"}
     assert policy["tiers"][0].keys() == {
-        "tier", "jobs", "ended", "completion", "from_admission", "from_submission", "gpu_fraction",
-        "gpu_fraction_since_submission", "fractions",
+        "tier", "jobs", "ended", "completion", "admission", "never_admitted", "from_admission", "from_submission",
+        "gpu_fraction", "gpu_fraction_since_submission", "fractions",
     }  # fmt: skip
     assert policy["sizes"][0].keys() == {"devices", "jobs", "never_started", "waiting"}

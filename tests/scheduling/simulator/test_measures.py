@@ -27,6 +27,12 @@ def test_jobs_that_have_not_ended_are_counted_apart():
     assert found.waiting_for == (("no node has 1 free device", 1),)
 
 
+def test_the_wait_for_the_promise():
+    found = measure(small())
+    assert found.of(P).admission == Times(1, 10, 10, 10) and found.of(P).never_admitted == 0
+    assert found.of(B).admission.count == 0 and found.of(B).never_admitted == 2
+
+
 def test_gpu_fraction_is_weighted_with_devices():
     jobs = [
         job("a", P, 3, admitted=0, started=0, ended=200, asked=100),
@@ -68,6 +74,7 @@ def test_operations_and_decisions():
     assert (found.preemptions_per_job, found.resizes_per_job, found.moves_per_job) == (2, 0.5, 0.25)
     assert found.restarts_per_job == 0.25 and found.lost_device_hours == 1
     assert found.preempted == (("0", 2), ("1", 1), ("2", 0), ("3-5", 0), ("6-10", 1), ("11+", 0))
+    assert found.decision_all_us == pytest.approx(0.5e6 / 12)
     assert (found.decision_mean_us, found.decision_p99_us) == (50.5, 99)
     assert found.decision_quantiles_us[0] == 1 and found.decision_quantiles_us[-1] == 100
 

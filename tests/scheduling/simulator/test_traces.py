@@ -94,6 +94,16 @@ def test_any_usual_delimiter_quotes_and_line_end(log, sign):
     assert brief(read_traces([log(text)], columns=OWN)) == [("a", 0, 2, 3, f"x{sign}y", Tier.BASIC)]
 
 
+def test_a_list_of_slurm_s(log):
+    text = (
+        "JobID|Submit|Elapsed|Account|AllocTRES\n71|2026-01-01T00:00:00|1-00:00:05|ml|8\n"
+        "72|2026-01-01T00:00:09|00:10:00|ml|billing=4,cpu=4,mem=8G,node=1\n"
+    )
+    columns = Columns("Submit", "Elapsed", "AllocTRES", tenant="Account", id="JobID")
+    trace = read_traces([log(text)], columns=columns)
+    assert brief(trace) == [("71", 0, 86_405, 8, "ml", None)] and trace.damaged == 1  # the other one took no GPU
+
+
 def test_optional_columns_may_be_left_out_and_cells_empty(log):
     columns = Columns.parse("devices = gpus, submit=queued ,duration=ran")
     trace = read_traces([log(OWN_HEADER + ",,,5,1,2\n\n,,,6,1,2\n")], columns=columns)
