@@ -17,6 +17,7 @@ import orjson
 import typer
 
 from cli.console import cut_sentence, cut_table, messages, say
+from model.units import parse_bytes
 from proxy_runtime.errors import ErgoError
 
 if TYPE_CHECKING:
@@ -143,10 +144,13 @@ def run(
 
 
 def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+)\s*([KMGT]i?B?|B)?", text, re.IGNORECASE)
-    if match is None or int(match[1]) == 0:
-        raise typer.BadParameter(f"{text!r} is not a size such as 800MiB or 16GiB", param_hint="--device-memory")
-    return int(match[1]) << 10 * " KMGT".index((match[2] or "B")[0].upper().replace("B", " "))
+    try:
+        size = int(parse_bytes(text))
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} {error}", param_hint="--device-memory") from None
+    if size == 0:
+        raise typer.BadParameter("a device of 0 bytes can hold nothing", param_hint="--device-memory")
+    return size
 
 
 class _InterruptedEarly(BaseException):

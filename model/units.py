@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-_FACTORS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_PATTERN = r"([0-9]+) ?(KiB|MiB|GiB|TiB)"
+_PATTERN = r"([0-9]+)\s*(?:([KMGTkmgt])[Ii]?[Bb]?|[Bb])?"
 _END = 1 << 63
 
 
 def parse_bytes(value: Any) -> Any:
     """Reads ``16GiB`` as a number of bytes; leaves what is not a string to the next validator.
+
+    ``16 gib``, ``16GB`` and ``16G`` are the same: every unit is a power of 1024.
 
     Raises:
         ValueError: a string of another form.
@@ -23,7 +24,7 @@ def parse_bytes(value: Any) -> Any:
     match = re.fullmatch(_PATTERN, value)
     if match is None:
         raise ValueError("must be a number of bytes, or one with KiB, MiB, GiB or TiB, such as '16GiB'")
-    size = int(match[1]) * _FACTORS[match[2]]
+    size = int(match[1]) << 10 * " KMGT".index((match[2] or " ").upper())
     if size >= _END:
         raise ValueError("must be less than 2**63 bytes")
     return size

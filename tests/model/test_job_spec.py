@@ -53,7 +53,7 @@ BAD = [
     ("volume without kind", {"volume": {"path": "/x"}}, "volume", "must have the field `kind`"),
     ("relative volume", {"volume": {"kind": "path", "path": "x"}}, "volume.path", "must match"),
     ("volume field", {"volume": {"kind": "empty", "path": "/x"}}, "volume.path", "not a known field"),
-    ("memory unit", {"host_memory_bytes": "16GB"}, "host_memory_bytes", "'16GiB'"),
+    ("memory unit", {"host_memory_bytes": "16EiB"}, "host_memory_bytes", "'16GiB'"),
     ("no memory", {"host_memory_bytes": 0}, "host_memory_bytes", "at least 1"),
     ("too much memory", {"host_memory_bytes": "99999999TiB"}, "host_memory_bytes", "2**63"),
     ("variable name", {"environment": {"A B": "1"}}, "environment.A B", "must match"),
@@ -161,12 +161,30 @@ def test_the_schema_accepts_what_we_accept(golden, file):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"ranks": 0}, {"rank": 1}, {"tier": "gold"}, {"argv": []}, {"host_memory_bytes": "1GB"}]
+    "fields", [{"ranks": 0}, {"rank": 1}, {"tier": "gold"}, {"argv": []}, {"host_memory_bytes": "1EiB"}]
 )
 def test_the_schema_refuses_what_we_refuse(fields):
     assert not jsonschema.Draft202012Validator(JobSpec.json_schema()).is_valid({**MINIMAL, **fields})
 
 
-@pytest.mark.parametrize(("text", "size"), [("1KiB", 1024), ("3 MiB", 3 << 20), ("2GiB", 2 << 30), ("1TiB", 1 << 40)])
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1KiB", 1024),
+        ("3 MiB", 3 << 20),
+        ("2GiB", 2 << 30),
+        ("1TiB", 1 << 40),
+        ("800", 800),
+        ("7B", 7),
+        *((text, 16 << 30) for text in ("16G", "16g", "16GB", "16Gi", "16 gib", "16  GIB")),
+    ],
+)
 def test_sizes(text, size):
     assert parse_bytes(text) == size
+    jsonschema.Draft202012Validator(JobSpec.json_schema()).validate({**MINIMAL, "host_memory_bytes": text})
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "1.5GiB", "-1", "16iB", "16 GiB of it", f"{1 << 53}KiB"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match="must be"):
+        parse_bytes(text)
