@@ -329,12 +329,14 @@ bool wait_any(std::vector<futex_waitv>& waiters, Deadline deadline) {
   auto since_epoch = deadline.time_since_epoch();
   auto seconds = std::chrono::duration_cast<std::chrono::seconds>(since_epoch);
   timespec until{seconds.count(), std::chrono::duration_cast<std::chrono::nanoseconds>(since_epoch - seconds).count()};
-  for (;;) {
+  static std::atomic<bool> missing{false};  // older kernels, and valgrind, do not have it
+  while (!missing.load(std::memory_order_relaxed)) {
     long rc = syscall(SYS_futex_waitv, waiters.data(), waiters.size(), 0, &until, CLOCK_MONOTONIC);
     if (rc >= 0 || errno == EAGAIN) return true;
     if (errno == ETIMEDOUT) return false;
     if (errno == EINTR) continue;
-    break;  // ENOSYS, or more words than the kernel takes (128): look every 100 us instead
+    if (errno == ENOSYS) missing.store(true);
+    break;  // or more words than the kernel takes (128): look every 100 us instead
   }
   for (;;) {
     for (const auto& waiter : waiters)

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <sstream>
@@ -37,12 +38,14 @@ std::shared_ptr<const Library> find(uint64_t size, uint64_t hash) {
 }
 
 bool is_file_with(const std::string& name, uint64_t size, uint64_t hash) {
+  std::error_code error;  // looked at first: a device or a pipe would be read for ever
+  if (!std::filesystem::is_regular_file(name, error) || std::filesystem::file_size(name, error) != size) return false;
   std::ifstream file(name, std::ios::binary);
   if (!file) return false;
   std::ostringstream contents;
   contents << file.rdbuf();
   const std::string bytes = std::move(contents).str();
-  return bytes.size() == size && content_hash(bytes.data(), bytes.size()) == hash;
+  return content_hash(bytes.data(), bytes.size()) == hash;
 }
 
 // A file that only this process sees: a rank's own, that lies in its private mounts.

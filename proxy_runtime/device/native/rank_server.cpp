@@ -172,6 +172,7 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
         break;
       }
       case Message::Sync:
+        operands<0>(body);
         services_.backend.synchronize();
         ring_.respond(Status::Ok, nullptr, 0);
         break;
@@ -208,6 +209,7 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
         ring_.header().step_done.store(operands<1>(body)[0]);
         break;
       case Message::Stats: {
+        operands<0>(body);
         std::string json = stats();
         ring_.respond(Status::Ok, json.data(), json.size());
         break;
@@ -243,6 +245,7 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
         copy_pinned(message.type, body);
         break;
       case Message::DeviceInfo: {
+        operands<0>(body);
         const DeviceInfo info = services_.backend.info();
         WordWriter words;
         words.word(info.memory_bytes);
@@ -253,6 +256,7 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
         break;
       }
       case Message::Exit:
+        operands<0>(body);
         if (shared_) {
           reset();
           shared_words(ring_.header()).claimant.store(0);
@@ -381,6 +385,7 @@ void RankServer::library(Message type, WordReader body) {
   uint64_t size = body.word(), hash = body.word(), n_name = body.word();
   std::string name(body.bytes(n_name), n_name);
   if (type == Message::Library) {
+    if (body.left() != 0) throw ProtocolError("the name of a library with more words than it says");
     const char loaded = state_.libraries.load(name, size, hash) ? 1 : 0;
     ring_.respond(Status::Ok, &loaded, 1);
   } else {

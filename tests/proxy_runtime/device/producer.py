@@ -39,6 +39,18 @@ class Message(IntEnum):
     STATS = 17
     EXIT = 18
     FLAGS = 19
+    READY = 20
+    DEVICE_INFO = 21
+    MARK = 22
+    UNMARK = 23
+    ELAPSED = 24
+    PULL = 25
+    FREE_GENERATOR = 26
+    PULL_PINNED = 27
+    PUSH_PINNED = 28
+    LIBRARY = 30
+    LIBRARY_PART = 31
+    RESET = 32
 
 
 class Tag(IntEnum):
@@ -63,6 +75,7 @@ class Tag(IntEnum):
     LAYOUT = 19
     DTYPE = 20
     MEMORY_FORMAT = 21
+    SPARSE_TENSOR = 22
 
 
 FLOAT32, INT64 = 6, 4  # ScalarType
@@ -141,6 +154,11 @@ class Producer:
     def close(self) -> None:
         self._words.release()
         self._map.close()
+
+    def pinned(self, size: int) -> memoryview:
+        """The memory behind the response area; the caller releases it."""
+        start = HEADER_BYTES + self.ring.fields.ring_bytes + self.ring.fields.response_bytes
+        return memoryview(mmap.mmap(self.ring.fd, start + size))[start:]
 
     # --- raw -----------------------------------------------------------------------------------
 

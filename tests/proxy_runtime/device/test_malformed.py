@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from proxy_runtime.channel.ring import Ring
 from proxy_runtime.device.client import Zygote, connect_fabric
 from tests.proxy_runtime.device.producer import (
+    INT64,
     NO_TEMPLATE,
     Message,
     Op,
@@ -26,6 +27,7 @@ from tests.proxy_runtime.device.producer import (
     words,
 )
 
+PINNED = 1 << 16
 NEG = Op("aten::neg", tensor_key([4]), [1])
 
 
@@ -57,7 +59,7 @@ def crowd(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
         def new_rank() -> Producer:
             number = next(numbers)
-            ring = Ring.create(number, ring_bytes=1 << 16, response_bytes=1 << 13)
+            ring = Ring.create(number, ring_bytes=1 << 16, response_bytes=1 << 13, pinned_bytes=PINNED)
             proxy.attach(number, ring.fd)
             while last and number > 1:
                 old = last.pop()
@@ -83,6 +85,14 @@ def raw(kind: int, body: bytes, *, length: int | None = None, check: int | None 
 
 
 ALLOC_1 = raw(Message.ALLOC, words(1, 16))
+
+
+def sparse(sparse_dims: int, dense_dims: int) -> int:
+    return Tag.SPARSE_TENSOR | sparse_dims << 8 | dense_dims << 16
+
+
+def define_sparse(key: bytes) -> bytes:
+    return raw(Message.DEFINE, Op("aten::neg", key, []).define_body(0, 2))
 
 
 def expect_stopped(rank: Producer, because: str) -> None:
@@ -126,12 +136,94 @@ def expect_stopped(rank: Producer, because: str) -> None:
         (raw(Message.COLLECTIVE, words(1, 0, 0, 0, 0, 0, 0)), "unknown communicator"),
         (raw(Message.COLLECTIVE, words(1, 77, 0, 0, 0, 0, 0)), "unknown kind"),
         (raw(Message.STORE, words(4) + b"\1\0\0\0\0\0\0\0"), "store request"),
+        (raw(Message.READY, words(2, 1)), "shorter than"),
+        (raw(Message.READY, words(2**63, 1)), "shorter than"),
+        (raw(Message.DEVICE_INFO, words(1)), "longer than its type"),
+        (raw(Message.SYNC, words(1)), "longer than its type"),
+        (raw(Message.STATS, words(1)), "longer than its type"),
+        (raw(Message.EXIT, words(1)), "longer than its type"),
+        (raw(Message.MARK, b""), "shorter than"),
+        (raw(Message.MARK, words(1, 2)), "longer than its type"),
+        (raw(Message.UNMARK, words(1, 2)), "longer than its type"),
+        (raw(Message.ELAPSED, words(1)), "shorter than"),
+        (raw(Message.PULL, words(1, 0, 8)), "shorter than"),
+        (raw(Message.PULL, words(1, 0, 8, 1 << 13)), "response area"),
+        (raw(Message.PULL, words(1, 0, 2**64 - 8, 16)), "response area"),
+        (raw(Message.FREE_GENERATOR, words(0)), "generator 0"),
+        (raw(Message.FREE_GENERATOR, words(9)), "generator 9"),
+        (raw(Message.PULL_PINNED, words(1, 0, 8)), "shorter than"),
+        (raw(Message.PULL_PINNED, words(1, 0, 8, PINNED)), "pinned memory"),
+        (raw(Message.PUSH_PINNED, words(1, 0, 2**64 - 8, 16)), "pinned memory"),
+        (raw(Message.LIBRARY, words(1, 2)), "shorter than"),
+        (raw(Message.LIBRARY, words(1, 2, 2**63)), "shorter than"),
+        (raw(Message.LIBRARY, words(1, 2, 1, ord("x"), 5)), "more words than it says"),
+        (raw(Message.LIBRARY_PART, words(4, 2, 1, ord("x"), 8, 0)), "more of a library than its size"),
+        (raw(Message.LIBRARY_PART, words(8, 2, 1, ord("x"), 8, 0)), "other contents"),
+        (raw(Message.LIBRARY_PART, words(8, 2, 1, ord("x"), 2**62, 0)), "shorter than"),
+        (raw(Message.RESET, b""), "not shared"),
+        (define_sparse(words(sparse(200, 100))), "a sparse tensor of 300 dims"),
+        (define_sparse(words(sparse(1, 0), 4)), "shorter than"),
+        (define_sparse(words(sparse(1, 0), -4)), "negative size"),
+        (define_sparse(words(sparse(1, 0), 4) + none_key() * 2), "without components"),
+        (define_sparse(words(*[v for _ in range(40) for v in (sparse(1, 0), 4)])), "dims"),
     ],
 )
 def test_a_malformed_message_ends_its_rank_with_the_reason(crowd: Crowd, message: bytes, because: str) -> None:
     rank = crowd.new_rank()
     rank.put(message)
     expect_stopped(rank, because)
+    crowd.check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "because"),
+    [
+        (Message.ELAPSED, words(1, 2), "not recorded"),
+        (Message.READ, words(1, 8, 16), "does not fit"),
+        (Message.LIBRARY, words(3, 5, 4) + b"none\0\0\0\0", None),
+        (Message.LIBRARY, words(2**40, 5, 9) + b"/dev/zero\0\0\0\0\0\0\0", None),
+        (Message.LIBRARY, words(0, 5, 0), None),
+        (
+            Message.DEFINE,
+            Op(
+                "aten::neg",
+                words(sparse(1, 0), 4) + tensor_key([1, 1], dtype=INT64) + tensor_key([4]),
+                [1, 1],
+            ).define_body(0, 2),
+            "same nnz",
+        ),
+    ],
+)
+def test_what_is_only_wrong_is_answered_and_the_rank_goes_on(
+    crowd: Crowd, kind: Message, body: bytes, because: str | None
+) -> None:
+    rank = crowd.new_rank()
+    rank.alloc(1, 16)
+    if because is None:
+        assert rank.call(kind, body) == b"\0"  # the contents are needed
+    else:
+        with pytest.raises(RemoteError, match=because):
+            rank.call(kind, body)
+    assert rank.read(1, 8) is not None and not rank.ring.proxy_gone
+    crowd.check()
+
+
+def test_pinned_memory_is_read_and_written_where_it_is_asked_for(crowd: Crowd) -> None:
+    rank = crowd.new_rank()
+    pinned = rank.pinned(PINNED)
+    rank.write_floats(1, [1, 2, 3, 4])
+    rank.send(Message.PULL_PINNED, words(1, 4, 8, PINNED - 8))
+    rank.call(Message.SYNC)
+    assert struct.unpack("=ff", pinned[-8:]) == (2, 3)
+    pinned[:4] = struct.pack("=f", 9)
+    rank.send(Message.PUSH_PINNED, words(1, 12, 4, 0))
+    assert rank.read_floats(1, 4) == [1, 2, 3, 9]
+    for kind in (Message.PULL_PINNED, Message.PUSH_PINNED):
+        rank.send(kind, words(1, 12, 8, 0))
+        with pytest.raises(RemoteError, match="does not fit"):
+            rank.call(Message.READ, words(1, 12, 8))
+        assert "does not fit" in (rank.take_error() or "")
+    pinned.release()
     crowd.check()
 
 
