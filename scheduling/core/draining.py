@@ -1,0 +1,40 @@
+"""Empties a node that is about to go, or that a person drains: jobs move, and what cannot move stops in time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduling.core.actions import Action
+from scheduling.core.model import Job, Node, State
+from scheduling.core.placing import Places, find
+
+if TYPE_CHECKING:
+    from scheduling.core.planner import Planner
+
+
+def drain(planner: Planner, node: Node) -> None:
+    """Moves or stops every job that has devices on a closed node and is not under way already."""
+    for job in sorted(node.jobs, key=lambda job: (job.rank, job.id)):
+        if job.state is State.RUNNING:
+            move(planner, job, node, ("drains", node.name))
+
+
+def move(planner: Planner, job: Job, node: Node, why: tuple[object, ...]) -> None:
+    """Takes a job off one node: its devices there are replaced, or the job shrinks, or it stops and waits."""
+    book, now = planner.book, planner.now
+    kept: Places = {other: count for other, count in job.given.items() if other is not node}
+    found = find(node.pool, job.given[node], job.unit)
+    if found is not None:
+        target = dict(kept)
+        for other, count in found.items():
+            target[other] = target.get(other, 0) + count
+        book.give(job, found, now, target=target)
+        planner.act(Action("move", job, target, why))
+        return
+    width = sum(kept.values())
+    if width in job.widths:
+        book.change(job, kept, now)
+        planner.act(Action("resize", job, kept, why))
+    else:
+        book.stop(job, now)
+        planner.act(Action("preempt", job, {}, why))

@@ -1,0 +1,122 @@
+"""Where a gang fits: tightest first, on one node, in one rack, on few nodes. Nodes are looked up, never scanned."""
+
+from __future__ import annotations
+
+from scheduling.core.model import Job, Node, Pool
+
+Places = dict[Node, int]
+"""Devices by node."""
+
+
+def find(pool: Pool, width: int, unit: int = 1) -> Places | None:
+    """Free devices for a gang, every node with a multiple of `unit`; None where it does not fit.
+
+    On the node where the fewest stay free. A gang larger than a node takes whole nodes of the rack that has the fewest
+    empty ones, else of few racks, and its rest on the tightest node. Where there are not enough whole nodes it takes
+    the roomiest nodes, the last one the tightest.
+    """
+    if width > pool.free:
+        return None
+    if width <= pool.size:
+        order = pool.by_free.first(width)
+        if order is not None:
+            return {pool.by_order[order]: width}
+    elif (whole := _whole_nodes(pool, width)) is not None:
+        return whole
+    if unit > 1 and not _fits_in_units(pool, width, unit):
+        return None
+    return _spread(pool, width, unit)
+
+
+def find_more(pool: Pool, job: Job, extra: int) -> Places | None:
+    """Free devices besides those that a job has: on its own nodes first, then as for a gang of its own."""
+    found: Places = {}
+    for node in sorted(job.given, key=lambda node: (-node.free, node.order)):
+        if not node.closed and extra:
+            part = min(node.free, extra) // job.unit * job.unit
+            if part:
+                found[node] = part
+                extra -= part
+    if not extra:
+        return found
+    if found:
+        # What is left goes to other nodes; that a bucket still lists these is why they are counted as they are.
+        for order in pool.by_free.downwards():
+            node = pool.by_order[order]
+            if node in found:
+                continue
+            part = min(node.free, extra) // job.unit * job.unit
+            if part:
+                found[node] = part
+                extra -= part
+            if not extra or len(found) > 64:
+                break
+        return found if not extra else None
+    return find(pool, extra, job.unit)
+
+
+def find_elsewhere(pool: Pool, job: Job, width: int) -> Places | None:
+    """One node that takes the whole job at `width`, where its own has no room for it."""
+    if width > pool.size:
+        return None
+    order = pool.by_free.first(width)
+    return None if order is None else {pool.by_order[order]: width}
+
+
+def _whole_nodes(pool: Pool, width: int) -> Places | None:
+    size = pool.size
+    count, rest = divmod(width, size)
+    if len(pool.by_free.counts) <= size or pool.by_free.counts[size] < count:
+        return None
+    found: Places = {}
+    racks = pool.racks_by_empty
+    tightest = racks.first(count)
+    names = [tightest] if tightest is not None else racks.downwards()
+    for name in names:
+        for order in _empty_of(pool, name, size):
+            found[pool.by_order[order]] = size
+            if len(found) == count:
+                break
+        if len(found) == count:
+            break
+    if len(found) < count:  # empty nodes smaller than the largest are counted in racks
+        return None
+    if rest:
+        for order in pool.by_free.upwards(rest, count + 1):
+            node = pool.by_order[order]
+            if node not in found:
+                found[node] = rest
+                return found
+        return None
+    return found
+
+
+def _empty_of(pool: Pool, rack_order: str, size: int) -> list[str]:
+    rack = pool.rack_by_order[rack_order]
+    return sorted(order for order, node in rack.nodes.items() if node.free == size and not node.closed)
+
+
+def _fits_in_units(pool: Pool, width: int, unit: int) -> bool:
+    return sum(count * (free // unit * unit) for free, count in enumerate(pool.by_free.counts)) >= width
+
+
+def _spread(pool: Pool, width: int, unit: int) -> Places | None:
+    found: Places = {}
+    counts = pool.by_free.counts
+    for free in range(len(counts) - 1, unit - 1, -1):
+        if not counts[free]:
+            continue
+        most = free // unit * unit
+        for _, order in pool.by_free.buckets[free]:
+            if width <= most:
+                # The last: the tightest node that is not in use yet.
+                for last in pool.by_free.upwards(width, len(found) + 1):
+                    node = pool.by_order[last]
+                    if node not in found:
+                        found[node] = width
+                        return found
+            found[pool.by_order[order]] = most
+            width -= most
+            if not width:
+                return found
+    return None

@@ -1,0 +1,231 @@
+"""Who gives way: nodes are chosen, not victims, so that few jobs stop, and what they free is where it is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+
+from scheduling.core.indexes import Buckets
+from scheduling.core.model import Job, Node, Pool, State
+from scheduling.core.placing import Places
+from scheduling.core.service import slack
+from scheduling.core.settings import BASIC, LENT, PREMIUM, STANDARD, Settings
+from scheduling.core.waiting import Waiting
+
+
+@dataclass(slots=True)
+class Reclaim:
+    """A way to a place: devices of each node, and what each victim keeps (nothing: it stops).
+
+    Attributes:
+        cost: device-seconds that the victims lose.
+        stops: devices of victims that stop.
+    """
+
+    places: Places = field(default_factory=dict[Node, int])
+    victims: dict[Job, Places] = field(default_factory=dict[Job, Places])
+    cost: float = 0.0
+    stops: int = 0
+
+
+class Reclaimer:
+    """Looks for the cheapest way for one job to `width` more devices in a pool."""
+
+    def __init__(self, settings: Settings, waiting: Waiting, job: Job, width: int, now: float, *, aged: bool) -> None:
+        self.settings = settings
+        self.job = job
+        self.width = width
+        self.now = now
+        self.aged = aged
+        self._band = waiting.band
+        self._own_band = waiting.band(job)
+        self._slack = slack(job, now)
+        self._eligible: dict[Job, bool] = {}
+
+    def find(self, pool: Pool) -> Reclaim | None:
+        """The cheapest way, or None: then nothing is disturbed."""
+        job = self.job
+        takes_mid = job.rank <= STANDARD or self.aged
+        if pool.free + pool.low + (pool.mid if takes_mid else 0) < self.width:
+            return None
+        found = self._search(pool, pool.by_low, mid=False)
+        if found is None and takes_mid:
+            found = self._search(pool, pool.by_mid, mid=True)
+        return found
+
+    def _search(self, pool: Pool, index: Buckets, *, mid: bool) -> Reclaim | None:
+        width, size = self.width, pool.size
+        if width > size:
+            return self._gang(pool, index)
+        best: tuple[bool, float] | None = None
+        found: Reclaim | None = None
+        each = max(2, self.settings.reclaim_nodes // max(1, size - width + 1))
+        for order in islice(index.upwards(width, each), self.settings.reclaim_nodes):
+            way = Reclaim()
+            if not self._clear(pool.by_order[order], width, way):
+                continue
+            key = (way.stops > self.settings.blast * max(width, 1), way.cost)
+            if best is None or key < best:
+                best, found = key, way
+        if found is None and self.job.unit < width:
+            return self._several(pool, index)
+        return found
+
+    def _gang(self, pool: Pool, index: Buckets) -> Reclaim | None:
+        """Whole nodes, the cheapest of some; then the rest on one more."""
+        size = pool.size
+        count, rest = divmod(self.width, size)
+        looked_at = self.settings.reclaim_nodes + 4 * count
+        if len(index.buckets) <= size or index.counts[size] < count:
+            return self._several(pool, index)
+        priced: list[tuple[float, str]] = []
+        for _, order in index.buckets[size].islice(0, looked_at):
+            way = Reclaim()
+            if self._clear(pool.by_order[order], size, way):
+                priced.append((way.cost, order))
+        priced.sort()
+        total = Reclaim()
+        queue = [order for _, order in priced]
+        while len(total.places) < count and queue:
+            order = queue.pop(0)
+            node = pool.by_order[order]
+            if node in total.places:
+                continue
+            before = len(total.victims)
+            if self._clear(node, size, total):
+                # Where a whole gang has to stop, its other nodes cost nothing more.
+                for victim in list(total.victims)[before:]:
+                    if not total.victims[victim]:
+                        others = sorted(other.order for other in victim.given if other not in total.places)
+                        queue[:0] = [name for name in others if self._is_cleared(pool, name, size, total)]
+        if len(total.places) < count:
+            return self._several(pool, index)
+        if rest:
+            for order in index.upwards(rest, 4 + count):
+                node = pool.by_order[order]
+                if node not in total.places and self._clear(node, rest, total):
+                    return total
+            return self._several(pool, index)
+        return total
+
+    def _several(self, pool: Pool, index: Buckets) -> Reclaim | None:
+        """No node alone is enough: the nodes with the most to give, as few as possible."""
+        total, left, unit = Reclaim(), self.width, self.job.unit
+        tries = self.settings.reclaim_nodes + 4 * (self.width // max(1, pool.size) + 1)
+        for order in islice(index.downwards(unit), tries):
+            node = pool.by_order[order]
+            if node in total.places:
+                continue
+            part = min(self._most(node, total), left) // unit * unit
+            if part and self._clear(node, part, total):
+                left -= part
+                if not left:
+                    return total
+        return None
+
+    def _most(self, node: Node, total: Reclaim) -> int:
+        return node.free + sum(
+            count for victim, count in node.jobs.items() if victim in total.victims or self._may_take(victim)
+        )
+
+    def _is_cleared(self, pool: Pool, order: str, size: int, total: Reclaim) -> bool:
+        node = pool.by_order.get(order)
+        return (
+            node is not None
+            and node.free
+            + sum(
+                count - total.victims[victim].get(node, 0)
+                for victim, count in node.jobs.items()
+                if victim in total.victims
+            )
+            >= size
+        )
+
+    # -- one node -------------------------------------------------------------------------------------------------
+
+    def _clear(self, node: Node, width: int, way: Reclaim) -> bool:
+        """Adds to `way` what makes `width` devices of a node free; False (and nothing added) where that cannot be."""
+        need = width - node.free
+        for victim, kept in way.victims.items():
+            need -= node.jobs.get(victim, 0) - kept.get(node, 0)
+        added: list[tuple[Job, Places, int, float]] = []
+        if need > 0:
+            options = [
+                (self._reluctance(victim), victim)
+                for victim in node.jobs
+                if victim not in way.victims and self._may_take(victim)
+            ]
+            options.sort(key=lambda item: item[0])
+            for _, victim in options:
+                kept, freed, cost = self._shed(victim, node, need)
+                added.append((victim, kept, freed, cost))
+                need -= freed
+                if need <= 0:
+                    break
+            if need > 0:
+                return False
+            self._prune(added, need)
+        for victim, kept, _, cost in added:
+            way.victims[victim] = kept
+            way.cost += cost
+            way.stops += 0 if kept else victim.width
+        way.places[node] = width
+        return True
+
+    @staticmethod
+    def _prune(added: list[tuple[Job, Places, int, float]], need: int) -> None:
+        """Spares whom it can do without, the most expensive first."""
+        spare = -need
+        for item in sorted(added, key=lambda item: (-item[3], item[0].id)):
+            if len(added) > 1 and item[2] <= spare:
+                added.remove(item)
+                spare -= item[2]
+
+    def _shed(self, victim: Job, node: Node, need: int) -> tuple[Places, int, float]:
+        """What a victim keeps so that up to `need` devices of a node become free, how many do, and what that costs."""
+        here = victim.given[node]
+        wanted = min(need, here)
+        price = self.settings.pause_s * victim.width * (1.5 if victim.rank == STANDARD else 1.0)
+        width = next((w for w in reversed(victim.widths) if w <= victim.width - wanted), 0)
+        if not width:
+            return {}, here, 2.0 * price
+        kept = dict(victim.given)
+        spare = victim.width - width
+        for other in [node, *sorted(kept, key=lambda other: (kept[other], other.order))]:
+            part = min(spare, kept.get(other, 0))
+            if part:
+                spare -= part
+                kept[other] -= part
+                if not kept[other]:
+                    del kept[other]
+        return kept, here - kept.get(node, 0), price
+
+    def _reluctance(self, victim: Job) -> tuple[int, int, int, float, str]:
+        return -victim.rank, 0 if len(victim.given) == 1 else 1, -self._band(victim), -victim.changed, victim.id
+
+    def _may_take(self, victim: Job) -> bool:
+        known = self._eligible.get(victim)
+        if known is None:
+            known = self._eligible[victim] = self._judge(victim)
+        return known
+
+    def _judge(self, victim: Job) -> bool:
+        job, settings, rank = self.job, self.settings, victim.rank
+        if victim.state is not State.RUNNING or victim.claim or victim is job or rank == PREMIUM:
+            return False
+        if self.now - victim.changed < settings.cool_s[rank]:
+            return False
+        if rank == STANDARD:
+            left = slack(victim, self.now)
+            if job.rank == PREMIUM:
+                return left >= settings.lead_s(STANDARD)
+            if job.rank == STANDARD:
+                return left - max(0.0, self._slack) >= settings.steal_slack_s
+            return self.aged and left >= settings.steal_slack_s
+        if rank == LENT:
+            return job.rank < LENT or (self.aged and self.now - victim.changed >= settings.quantum_s)
+        if job.rank < BASIC:
+            return True
+        if self.now - victim.changed < settings.quantum_s:
+            return False
+        return self.aged or self._band(victim) > self._own_band

@@ -1,0 +1,92 @@
+"""What was delivered to a job, and how long its level can still be kept: constant work whenever its width changes.
+
+Per guaranteed job the hour is counted from its own admission. With N ranks, level g and d device-seconds delivered in
+the hour that ends at W, it is owed ``g N 3600 - d``, and its slack at t is ``(W - t) - owed / N``: how long it may have
+no device and still make it at full width. At width n the slack is used up at ``t + slack / (1 - n / N)``, its
+zero-slack time (facts/scheduling.md §4.1).
+"""
+
+from __future__ import annotations
+
+from math import inf, log
+
+from scheduling.core.model import Job, Tenant
+from scheduling.core.settings import HOUR_S, LEVELS
+
+SHORT_HOUR_S = 600.0
+"""Of a job's last hour less than this is not counted: nobody can keep a level over seconds."""
+
+
+def accrue(job: Job, now: float) -> None:
+    """Counts what was delivered up to `now`; closes the hours that have ended."""
+    start = job.at
+    if now <= start:
+        return
+    if job.admitted is not None:
+        while now >= job.window_end:
+            job.delivered += job.rate * (job.window_end - max(start, job.window_start))
+            start = max(start, job.window_end)
+            close_hour(job, HOUR_S)
+            job.window_start = job.window_end
+            job.window_end += HOUR_S
+            job.delivered = 0.0
+        job.delivered += job.rate * (now - max(start, job.window_start))
+    job.served += job.rate * (now - job.at)
+    job.at = now
+
+
+def close_hour(job: Job, length_s: float) -> None:
+    """Counts one hour, or the last part of one, and whether its level was kept."""
+    job.hours += 1
+    level = LEVELS[job.ask.tier]
+    if job.delivered < level * job.ranks * length_s - 1e-6 * length_s:
+        job.below += 1
+
+
+def admit(job: Job, now: float) -> None:
+    """Its level is promised from now on."""
+    job.admitted = now
+    job.window_start, job.window_end = now, now + HOUR_S
+    job.delivered = 0.0
+
+
+def slack(job: Job, now: float) -> float:
+    """Seconds that an admitted job may stand still from `now`, counted up to then; infinite without a promise."""
+    if job.admitted is None:
+        return inf
+    delivered = job.delivered + job.rate * (now - job.at)
+    owed = max(0.0, LEVELS[job.ask.tier] * job.ranks * HOUR_S - delivered)
+    return (job.window_end - now) - owed / job.ranks
+
+
+def zero_slack(job: Job, now: float) -> float:
+    """When its slack is used up at the rate at which it is delivered now; infinite if never."""
+    if job.admitted is None:
+        return inf
+    short = 1.0 - job.rate / job.ranks
+    if short <= 0.0:
+        return inf
+    level = LEVELS[job.ask.tier]
+    left = slack(job, now)
+    if left <= 0.0:
+        return now
+    at = now + left / short
+    if at < job.window_end:
+        return at
+    if job.rate >= level * job.ranks:
+        return inf
+    return job.window_end + (1.0 - level) * HOUR_S / short
+
+
+def spend(tenant: Tenant | None, now: float, half_life_s: float) -> None:
+    """Counts a tenant's use up to `now`, and that of those above it. Use is scaled by two to the power of time in
+    half-lives, so that old use loses weight without being touched.
+    """
+    while tenant is not None:
+        if now > tenant.at:
+            if tenant.rate:
+                scale = half_life_s / log(2.0)
+                grown = 2.0 ** (now / half_life_s) - 2.0 ** (tenant.at / half_life_s)
+                tenant.usage += tenant.rate * scale * grown
+            tenant.at = now
+        tenant = tenant.parent

@@ -1,0 +1,66 @@
+"""Levels, times and bounds of the policy, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HOUR_S = 3600.0
+"""Levels are kept by the hour, counted from each job's own admission: with clock hours all jobs would need their last
+minutes at the same moment."""
+
+PREMIUM, STANDARD, LENT, BASIC = range(4)
+"""Ranks, in the order of who comes first and who gives way. *Lent*: a guaranteed job that is not admitted yet and runs
+on what others leave, before the basic tier."""
+
+LEVELS = (0.95, 0.70, 0.0, 0.0)
+"""GPU fraction per hour that a rank is promised."""
+
+RANK_NAMES = ("premium", "standard", "not yet admitted", "basic")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the policy is tuned by. Times in seconds.
+
+    Attributes:
+        pause_s: what a change of width or place costs a job, measured; leads and costs follow from it.
+        cap: share of the capacity that may be promised. Above it an hour in thousands is missed, below it none
+            (facts/scheduling.md §4.2).
+        cool_s: by rank of a victim: it is left alone for so long after a change. Without it two jobs take turns
+            without a step in between.
+        again_s: a job that was preempted is not placed before.
+        grow_cool_s: a job's width does not grow within this time of its last change, unless its level needs it.
+        grow_every_s: how often idle devices are offered to narrow jobs.
+        hold_s: devices that were freed for a job are held for it at most so long.
+        steal_slack_s: one standard job gives way to another only if it has so much more slack.
+        quantum_s: a basic job runs at least so long before another basic job may have its turn.
+        age_s: a basic job that has waited so long comes before all other basic ones.
+        served_bands: delivered device-seconds at which a basic job falls back behind those that had less.
+        fails_per_rank: waiting jobs of different shapes that are tried in vain in one round before a rank is left.
+        reclaim_nodes: how many nodes are looked at for one reclaim; for a gang over m nodes 4 m more.
+        blast: devices of preempted jobs per device asked for, where there is a choice.
+        places_at_once, grows_at_once: bounds of one plan.
+    """
+
+    pause_s: float = 30.0
+    cap: float = 0.90
+    cool_s: tuple[float, float, float, float] = (0.0, 120.0, 60.0, 60.0)
+    again_s: float = 60.0
+    grow_cool_s: float = 300.0
+    grow_every_s: float = 30.0
+    hold_s: float = 900.0
+    steal_slack_s: float = 900.0
+    quantum_s: float = 1800.0
+    age_s: float = 6 * HOUR_S
+    served_bands: tuple[float, ...] = (HOUR_S, 8 * HOUR_S, 64 * HOUR_S, 512 * HOUR_S)
+    fails_per_rank: int = 24
+    reclaim_nodes: int = 16
+    blast: float = 2.0
+    places_at_once: int = 200
+    grows_at_once: int = 200
+    usage_half_life_s: float = 7 * 24 * HOUR_S
+    drain_lead_s: float = 60.0
+
+    def lead_s(self, rank: int) -> float:
+        """How long before its zero-slack time a job is served whatever it takes."""
+        return min(3.0 * self.pause_s, 0.75 * (1.0 - LEVELS[rank]) * HOUR_S)
