@@ -44,6 +44,7 @@ class Book:
         self.draining: set[str] = set()
         self.may_admit = True
         self.grown_at = -1e18
+        self.turned_at = -1e18
         self._narrow_key: dict[str, tuple[int, float, str]] = {}
 
     # -- nodes ----------------------------------------------------------------------------------------------------
@@ -343,8 +344,6 @@ class Book:
         assert job.pool is not None
         if job.rank > 0:
             self.timer(now + self.settings.cool_s[job.rank], GAIN, job.pool.key)
-        if job.rank == BASIC:
-            self.timer(now + self.settings.quantum_s, GAIN, job.pool.key)
 
     def _list_narrow(self, job: Job, now: float) -> None:
         self._unlist_narrow(job)

@@ -15,10 +15,13 @@ from scheduling.core.model import Job, Pool, State
 from scheduling.core.placing import Places, find, find_elsewhere, find_more
 from scheduling.core.reclaiming import Reclaim, Reclaimer
 from scheduling.core.service import zero_slack
-from scheduling.core.settings import BASIC, LEVELS, STANDARD
+from scheduling.core.settings import BASIC, LENT, LEVELS, STANDARD
 from scheduling.core.waiting import gain_of
 
 _RETRY_S = 10.0
+
+_Step = tuple[Places | Reclaim, Pool]
+"""Free devices, or a way to make them so; and where."""
 
 
 class Planner:
@@ -29,6 +32,7 @@ class Planner:
         self.settings = book.settings
         self.now = 0.0
         self._actions: list[Action] = []
+        self._turn = False
 
     def plan(self, now: float) -> Plan:
         """What is to be done at `now`."""
@@ -42,6 +46,9 @@ class Planner:
             self._rescue(job)
         if self.book.may_admit:
             self._admit()
+        self._turn = now - self.book.turned_at >= self.settings.turn_every_s
+        if self._turn:
+            self.book.turned_at = now
         if self.book.waiting.count:
             self._serve()
         if now - self.book.grown_at >= self.settings.grow_every_s:
@@ -100,21 +107,20 @@ class Planner:
             self.book.timer(self.now + _RETRY_S, URGENT, job.id, job.stamp)
 
     def _admit(self) -> None:
-        """Promises levels as far as the capacity and the tenants' quotas allow: first come, but a job that does not
-        fit now does not keep out smaller ones.
-        """
+        """Promises their levels to those that run already, at full width, on what others left."""
         book = self.book
         book.may_admit = False
         fails = 0
         for arrival in list(book.arrived):
             job = book.jobs[arrival[3]]
-            pool = self._room(job)
-            if pool is not None:
-                book.admit(job, pool, self.now)
-            else:
-                fails += 1
-                if fails >= self.settings.fails_per_rank:
-                    return
+            if job.state is State.RUNNING and job.width == job.ranks:
+                pool = self._room(job)
+                if pool is not None:
+                    book.admit(job, pool, self.now)
+                else:
+                    fails += 1
+                    if fails >= self.settings.fails_per_rank:
+                        return
 
     def _room(self, job: Job) -> Pool | None:
         amount = LEVELS[job.ask.tier] * job.ranks
@@ -140,14 +146,14 @@ class Planner:
     def _serve(self) -> None:
         book, now = self.book, self.now
         fails = [0, 0, 0, 0]
-        heads = book.waiting.heads(now, book.pools)  # sorted, which is a heap
+        heads = book.waiting.heads(now, book.pools, again=self._turn)  # sorted, which is a heap
         places = 0
         while heads and places < self.settings.places_at_once:
             _, job, group = heapq.heappop(heads)
             rank = group.rank
             if fails[rank] >= self.settings.fails_per_rank:
                 continue
-            if job.claim or not self._obtain(job, job.ranks):
+            if job.claim or not (self._enter(job) or self._obtain(job, job.ranks)):
                 fails[rank] += 1
                 group.failed_at = gain_of(job, book.pools)
                 continue
@@ -156,31 +162,51 @@ class Planner:
             if following is not None and following is not job:
                 heapq.heappush(heads, (book.waiting.order(group, following, now), following, group))
 
+    def _enter(self, job: Job) -> bool:
+        """Admits a waiting job: there is room for its promise, and a place where it starts at once."""
+        pool = self._room(job) if job.rank == LENT else None
+        step = self._seek(job, job.ranks, job.ask.tier) if pool is not None else None
+        if pool is None or step is None:
+            return False
+        self.book.admit(job, pool, self.now)
+        self._take(job, step)
+        return True
+
     def _obtain(self, job: Job, width: int, *, urgent: bool = False) -> bool:
         """Gives a job `width` devices in all, or claims them and makes others give way; False: nothing was changed."""
-        now = self.now
-        if job.not_before > now and not urgent:
+        if job.not_before > self.now and not urgent:
             job.why = ("cooling", job.not_before)
             return False
+        step = self._seek(job, width, job.rank)
+        if step is not None:
+            self._take(job, step)
+            return True
+        if not job.width and len(job.widths) > 1:
+            return self._start_narrow(job, self._pools(job))
+        self._wait_why(job, width - job.width, self._pools(job))
+        return False
+
+    def _seek(self, job: Job, width: int, rank: int) -> _Step | None:
+        """A way to `width` devices for a job that is served as `rank`: free ones, else at the expense of others."""
         extra = width - job.width
         pools = self._pools(job)
         for pool in pools:
             found = find_more(pool, job, extra) if job.width else find(pool, extra, job.unit)
             if found is not None:
-                return self._hand(job, found, ("free", extra, pool.free))
-        aged = job.rank == BASIC and now - job.waits_since >= self.settings.age_s
-        best: tuple[float, Reclaim, Pool] | None = None
-        for pool in pools:
-            way = Reclaimer(self.settings, self.book.waiting, job, extra, now, aged=aged).find(pool)
-            if way is not None and (best is None or way.cost < best[0]):
-                best = way.cost, way, pool
-        if best is not None:
-            self._reclaim(job, best[1], best[2])
-            return True
-        if not job.width and len(job.widths) > 1:
-            return self._start_narrow(job, pools)
-        self._wait_why(job, extra, pools)
-        return False
+                return found, pool
+        best: tuple[Reclaim, Pool] | None = None
+        for pool in pools if rank < BASIC or self._turn else ():
+            way = Reclaimer(self.settings, self.book.waiting, job, extra, self.now, rank).find(pool)
+            if way is not None and (best is None or way.cost < best[0].cost):
+                best = way, pool
+        return best
+
+    def _take(self, job: Job, step: _Step) -> None:
+        way, pool = step
+        if isinstance(way, Reclaim):
+            self._reclaim(job, way, pool)
+        else:
+            self._hand(job, way, ("free", sum(way.values()), pool.free))
 
     def _pools(self, job: Job) -> list[Pool]:
         if job.pool is not None:
@@ -272,6 +298,9 @@ class Planner:
     def _wake(self) -> float | None:
         timers = self.book.timers
         at = timers[0][0] if timers else None
+        if self.book.waiting.count:
+            turn = self.book.turned_at + self.settings.turn_every_s
+            at = turn if at is None else min(at, turn)
         if any(self.book.narrow.values()) and any(pool.free for pool in self.book.pools.values()):
             grow = self.book.grown_at + self.settings.grow_every_s
             at = grow if at is None else min(at, grow)

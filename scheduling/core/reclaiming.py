@@ -9,8 +9,10 @@ from scheduling.core.indexes import Buckets
 from scheduling.core.model import Job, Node, Pool, State
 from scheduling.core.placing import Places
 from scheduling.core.service import slack
-from scheduling.core.settings import BASIC, LENT, PREMIUM, STANDARD, Settings
+from scheduling.core.settings import BASIC, HOUR_S, LENT, LEVELS, PREMIUM, STANDARD, Settings
 from scheduling.core.waiting import Waiting
+
+_FULL_SLACK_S = (1.0 - LEVELS[STANDARD]) * HOUR_S
 
 
 @dataclass(slots=True)
@@ -31,21 +33,22 @@ class Reclaim:
 class Reclaimer:
     """Looks for the cheapest way for one job to `width` more devices in a pool."""
 
-    def __init__(self, settings: Settings, waiting: Waiting, job: Job, width: int, now: float, *, aged: bool) -> None:
+    def __init__(self, settings: Settings, waiting: Waiting, job: Job, width: int, now: float, rank: int) -> None:
         self.settings = settings
         self.job = job
         self.width = width
         self.now = now
-        self.aged = aged
+        self.rank = rank
+        self.aged = rank == BASIC and now - job.waits_since >= settings.age_s
         self._band = waiting.band
         self._own_band = waiting.band(job)
+        # One that is not admitted yet has all its slack to come: it takes nothing from its like.
         self._slack = slack(job, now)
         self._eligible: dict[Job, bool] = {}
 
     def find(self, pool: Pool) -> Reclaim | None:
         """The cheapest way, or None: then nothing is disturbed."""
-        job = self.job
-        takes_mid = job.rank <= STANDARD or self.aged
+        takes_mid = self.rank <= STANDARD or self.aged
         if pool.free + pool.low + (pool.mid if takes_mid else 0) < self.width:
             return None
         found = self._search(pool, pool.by_low, mid=False)
@@ -185,7 +188,9 @@ class Reclaimer:
         """What a victim keeps so that up to `need` devices of a node become free, how many do, and what that costs."""
         here = victim.given[node]
         wanted = min(need, here)
-        price = self.settings.pause_s * victim.width * (1.5 if victim.rank == STANDARD else 1.0)
+        price = self.settings.pause_s * victim.width
+        if victim.rank == STANDARD:  # the more slack it has left, the sooner it gives way
+            price *= 1.5 + 3.0 * max(0.0, 1.0 - slack(victim, self.now) / _FULL_SLACK_S)
         width = next((w for w in reversed(victim.widths) if w <= victim.width - wanted), 0)
         if not width:
             return {}, here, 2.0 * price
@@ -201,6 +206,8 @@ class Reclaimer:
         return kept, here - kept.get(node, 0), price
 
     def _reluctance(self, victim: Job) -> tuple[int, int, int, float, str]:
+        if victim.rank == STANDARD:
+            return -STANDARD, 0, 0, -slack(victim, self.now), victim.id
         return -victim.rank, 0 if len(victim.given) == 1 else 1, -self._band(victim), -victim.changed, victim.id
 
     def _may_take(self, victim: Job) -> bool:
@@ -210,22 +217,20 @@ class Reclaimer:
         return known
 
     def _judge(self, victim: Job) -> bool:
-        job, settings, rank = self.job, self.settings, victim.rank
-        if victim.state is not State.RUNNING or victim.claim or victim is job or rank == PREMIUM:
+        settings, own, rank = self.settings, self.rank, victim.rank
+        if victim.state is not State.RUNNING or victim.claim or victim is self.job or rank == PREMIUM:
             return False
-        if self.now - victim.changed < settings.cool_s[rank]:
+        if rank > own and not (own == LENT and rank == BASIC):
+            # Who is strictly above need not wait: there can be no taking turns.
+            return rank != STANDARD or slack(victim, self.now) >= settings.lead_s(STANDARD)
+        ran = self.now - victim.changed
+        if ran < settings.cool_s[rank]:
             return False
         if rank == STANDARD:
-            left = slack(victim, self.now)
-            if job.rank == PREMIUM:
-                return left >= settings.lead_s(STANDARD)
-            if job.rank == STANDARD:
-                return left - max(0.0, self._slack) >= settings.steal_slack_s
-            return self.aged and left >= settings.steal_slack_s
+            own_slack = 0.0 if own > STANDARD else max(0.0, self._slack)
+            return (own == STANDARD or self.aged) and slack(victim, self.now) - own_slack >= settings.steal_slack_s
         if rank == LENT:
-            return job.rank < LENT or (self.aged and self.now - victim.changed >= settings.quantum_s)
-        if job.rank < BASIC:
+            return self.aged and ran >= settings.quantum_s
+        if own < BASIC:
             return True
-        if self.now - victim.changed < settings.quantum_s:
-            return False
-        return self.aged or self._band(victim) > self._own_band
+        return ran >= settings.quantum_s and (self.aged or self._band(victim) > self._own_band)

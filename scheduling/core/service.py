@@ -51,31 +51,27 @@ def admit(job: Job, now: float) -> None:
 
 
 def slack(job: Job, now: float) -> float:
-    """Seconds that an admitted job may stand still from `now`, counted up to then; infinite without a promise."""
+    """Seconds that an admitted job may stand still from `now`; infinite without a promise. Counts up to `now`."""
     if job.admitted is None:
         return inf
-    delivered = job.delivered + job.rate * (now - job.at)
-    owed = max(0.0, LEVELS[job.ask.tier] * job.ranks * HOUR_S - delivered)
+    accrue(job, now)
+    owed = max(0.0, LEVELS[job.ask.tier] * job.ranks * HOUR_S - job.delivered)
     return (job.window_end - now) - owed / job.ranks
 
 
 def zero_slack(job: Job, now: float) -> float:
-    """When its slack is used up at the rate at which it is delivered now; infinite if never."""
-    if job.admitted is None:
-        return inf
+    """When its slack is used up at the rate at which it is delivered now; infinite if never. Counts up to `now`."""
     short = 1.0 - job.rate / job.ranks
-    if short <= 0.0:
+    if job.admitted is None or short <= 0.0:
         return inf
-    level = LEVELS[job.ask.tier]
     left = slack(job, now)
     if left <= 0.0:
         return now
     at = now + left / short
     if at < job.window_end:
         return at
-    if job.rate >= level * job.ranks:
-        return inf
-    return job.window_end + (1.0 - level) * HOUR_S / short
+    level = LEVELS[job.ask.tier]
+    return inf if job.rate >= level * job.ranks else job.window_end + (1.0 - level) * HOUR_S / short
 
 
 def spend(tenant: Tenant | None, now: float, half_life_s: float) -> None:

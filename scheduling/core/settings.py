@@ -33,6 +33,7 @@ class Settings:
         grow_every_s: how often idle devices are offered to narrow jobs.
         hold_s: devices that were freed for a job are held for it at most so long.
         steal_slack_s: one standard job gives way to another only if it has so much more slack.
+        turn_every_s: how often waiting basic jobs may have running ones give way.
         quantum_s: a basic job runs at least so long before another basic job may have its turn.
         age_s: a basic job that has waited so long comes before all other basic ones.
         served_bands: delivered device-seconds at which a basic job falls back behind those that had less.
@@ -49,7 +50,8 @@ class Settings:
     grow_cool_s: float = 300.0
     grow_every_s: float = 30.0
     hold_s: float = 900.0
-    steal_slack_s: float = 900.0
+    steal_slack_s: float = 300.0
+    turn_every_s: float = 300.0
     quantum_s: float = 1800.0
     age_s: float = 6 * HOUR_S
     served_bands: tuple[float, ...] = (HOUR_S, 8 * HOUR_S, 64 * HOUR_S, 512 * HOUR_S)

@@ -64,7 +64,7 @@ class Waiting:
             order = (-job.ask.priority, zero_slack(job, now), job.ask.submitted, job.id)
         else:
             key = (job.rank, job.ask.tier, shape)
-            order = (-job.ask.priority, job.ask.submitted, job.id)
+            order = (job.ask.tier, -job.ask.priority, job.ask.submitted, job.id)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(key, job.rank)
@@ -81,15 +81,18 @@ class Waiting:
             job.ticket = 0
             self.count -= 1
 
-    def heads(self, now: float, pools: dict[str, Pool]) -> list[tuple[Key, Job, Group]]:
-        """The first job of every group that might fare better than when it was last tried, in the order of service."""
+    def heads(self, now: float, pools: dict[str, Pool], *, again: bool = False) -> list[tuple[Key, Job, Group]]:
+        """The first job of every group that might fare better than when it was last tried, in the order of service.
+
+        With `again` every basic one: it is their turn to have others give way.
+        """
         found: list[tuple[Key, Job, Group]] = []
         empty: list[Key] = []
         for key, group in self._groups.items():
             job = group.head()
             if job is None:
                 empty.append(key)
-            elif group.failed_at != gain_of(job, pools):
+            elif group.failed_at != gain_of(job, pools) or (again and group.rank == BASIC):
                 found.append((self.order(group, job, now), job, group))
         for key in empty:
             del self._groups[key]

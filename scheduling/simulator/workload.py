@@ -67,7 +67,7 @@ class Costs:
     """
 
     resize_s: float = 30.0
-    start_s: float = 30.0
+    start_s: float = 0.0
     checkpoint_every_s: float = 600.0
 
 
