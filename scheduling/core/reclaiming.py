@@ -193,7 +193,7 @@ class Reclaimer:
             price *= 1.5 + 3.0 * max(0.0, 1.0 - slack(victim, self.now) / _FULL_SLACK_S)
         width = next((w for w in reversed(victim.widths) if w <= victim.width - wanted), 0)
         if not width:
-            return {}, here, 2.0 * price
+            return {}, here, 2.0 * price + self.settings.stop_cost_s
         kept = dict(victim.given)
         spare = victim.width - width
         for other in [node, *sorted(kept, key=lambda other: (kept[other], other.order))]:

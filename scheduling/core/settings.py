@@ -32,6 +32,8 @@ class Settings:
         grow_cool_s: a job's width does not grow within this time of its last change, unless its level needs it.
         grow_every_s: how often idle devices are offered to narrow jobs.
         hold_s: devices that were freed for a job are held for it at most so long.
+        stop_cost_s: device-seconds that stopping a job costs besides its pause, beside making others narrower: it has
+            to wait for a new place.
         steal_slack_s: one standard job gives way to another only if it has so much more slack.
         turn_every_s: how often waiting basic jobs may have running ones give way.
         quantum_s: a basic job runs at least so long before another basic job may have its turn.
@@ -50,7 +52,8 @@ class Settings:
     grow_cool_s: float = 300.0
     grow_every_s: float = 30.0
     hold_s: float = 900.0
-    steal_slack_s: float = 300.0
+    stop_cost_s: float = 1500.0
+    steal_slack_s: float = 900.0
     turn_every_s: float = 300.0
     quantum_s: float = 1800.0
     age_s: float = 6 * HOUR_S

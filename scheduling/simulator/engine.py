@@ -6,6 +6,7 @@ import heapq
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from model.job_spec import Tier
 from scheduling.core.actions import Action
@@ -37,13 +38,16 @@ def simulate(
     failures: Failures | None = None,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
+    settings: Settings | None = None,
 ) -> Outcome:
     """Runs a trace to its end. Every job must have a tier and fit the fleet; `progress` is told how many have ended.
+
+    The policy's own `settings` are the live ones, with the pause that `costs` tells it.
 
     Raises:
         KeyError: no such policy.
     """
-    run = Run(jobs, fleet, policy, costs or Costs(), failures or Failures(), seed, progress)
+    run = Run(jobs, fleet, policy, costs or Costs(), failures or Failures(), seed, progress, settings)
     return run.run()
 
 
@@ -81,11 +85,12 @@ class Run:
         failures: Failures,
         seed: int,
         progress: Callable[[int], None] | None,
+        settings: Settings | None,
     ) -> None:
         self.costs, self.failures, self.fleet = costs, failures, fleet
         self.rng = random.Random(f"{seed}/{failures.seed}")
         self.kind = POLICIES[policy]
-        self.book = Book(Settings(pause_s=costs.resize_s))
+        self.book = Book(replace(settings or Settings(), pause_s=costs.resize_s))
         self.policy: SimulatedPolicy = self.kind.make(self.book)
         self.out = Outcome(policy)
         self.now = 0.0
