@@ -163,11 +163,15 @@ class Book:
             self.drop_claim(job)
             job.state = State.HELD
             job.stamp += 1
+            if job.admitted is not None:
+                self.pools[job.promised_in].short -= job.ranks
         elif not held and job.state is State.HELD:
             job.window_start += now - job.at
             job.window_end += now - job.at
             job.at = now
             job.state = State.WAITING
+            if job.admitted is not None:
+                self.pools[job.promised_in].short += job.ranks
             self.wait(job, now)
 
     # -- what the planner does ----------------------------------------------------------------------------------------
@@ -215,7 +219,7 @@ class Book:
         self._unlist_narrow(job)
         job.pool = next(iter(job.given)).pool
         job.target = target
-        job.width = sum((target or job.given).values())
+        self._set_width(job, sum((target or job.given).values()))
         job.state = State.CHANGING
         job.changed = now
         self.rate(job, 0, now)
@@ -228,7 +232,7 @@ class Book:
         job.state = State.STOPPING
         job.changed = now
         job.target = None
-        job.width = 0
+        self._set_width(job, 0)
         self.rate(job, 0, now)
         self.drop_claim(job)
 
@@ -286,7 +290,12 @@ class Book:
         for node in sorted(job.given, key=_order):
             self._take(node, job, -job.given[node])
         job.target = None
-        job.width = 0
+        self._set_width(job, 0)
+
+    def _set_width(self, job: Job, width: int) -> None:
+        if job.admitted is not None:
+            self.pools[job.promised_in].short += job.width - width
+        job.width = width
 
     def _take(self, node: Node, job: Job, count: int) -> None:
         """`count` free devices become the job's; negative: that many of the job's become free."""
@@ -325,7 +334,9 @@ class Book:
 
     def _promise(self, job: Job, sign: int) -> None:
         amount = sign * LEVELS[job.ask.tier] * job.ranks
-        self.pools[job.promised_in].promised += amount
+        pool = self.pools[job.promised_in]
+        pool.promised += amount
+        pool.short += sign * (job.ranks - job.width)
         tenant: Tenant | None = job.tenant
         while tenant is not None:
             tenant.promised += amount

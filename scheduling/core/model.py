@@ -92,13 +92,13 @@ class Pool:
         size: devices of its largest node.
         capacity: devices of live nodes that are not leased: what promises are made of.
         devices: of all live nodes; `free` of them, `low` and `mid` as for nodes.
-        promised: sum of level times width over admitted jobs.
+        promised: sum of level times width over admitted jobs; `short`: devices that these lack.
         gain: grows whenever somebody who failed before might now succeed.
     """
 
     __slots__ = (
         "by_free", "by_low", "by_mid", "by_order", "capacity", "devices", "free", "gain", "key", "low", "mid", "nodes",
-        "promised", "rack_by_order", "racks", "racks_by_empty", "size",
+        "promised", "rack_by_order", "racks", "racks_by_empty", "short", "size",
     )  # fmt: skip
 
     def __init__(self, key: str) -> None:
@@ -114,6 +114,7 @@ class Pool:
         self.by_mid = Buckets()
         self.capacity = self.devices = self.free = self.low = self.mid = 0
         self.promised = 0.0
+        self.short = 0
         self.gain = 0
 
 

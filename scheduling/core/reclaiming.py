@@ -49,6 +49,8 @@ class Reclaimer:
     def find(self, pool: Pool) -> Reclaim | None:
         """The cheapest way, or None: then nothing is disturbed."""
         takes_mid = self.rank <= STANDARD or self.aged
+        if takes_mid and self.job.admitted is None and pool.short > self.settings.short * pool.capacity:
+            takes_mid = False
         if pool.free + pool.low + (pool.mid if takes_mid else 0) < self.width:
             return None
         found = self._search(pool, pool.by_low, mid=False)

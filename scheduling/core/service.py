@@ -36,10 +36,10 @@ def accrue(job: Job, now: float) -> None:
 
 
 def close_hour(job: Job, length_s: float) -> None:
-    """Counts one hour, or the last part of one, and whether its level was kept."""
+    """Counts one hour, or the last part of one, and whether it lacked more than its level allows in an hour."""
     job.hours += 1
-    level = LEVELS[job.ask.tier]
-    if job.delivered < level * job.ranks * length_s - 1e-6 * length_s:
+    allowed = (1.0 - LEVELS[job.ask.tier]) * job.ranks * HOUR_S
+    if job.ranks * length_s - job.delivered > allowed * (1.0 + 1e-6):
         job.below += 1
 
 

@@ -26,6 +26,8 @@ class Settings:
         pause_s: what a change of width or place costs a job, measured; leads and costs follow from it.
         cap: share of the capacity that may be promised. Above it an hour in thousands is missed, below it none
             (facts/scheduling.md §4.2).
+        short: share of the capacity that admitted jobs may lack: above it nobody is admitted at the expense of
+            standard jobs, since all that lack something will want it back at about the same time.
         cool_s: by rank of a victim: it is left alone for so long after a change. Without it two jobs take turns
             without a step in between.
         again_s: a job that was preempted is not placed before.
@@ -53,6 +55,7 @@ class Settings:
     grow_every_s: float = 30.0
     hold_s: float = 900.0
     stop_cost_s: float = 1500.0
+    short: float = 0.05
     steal_slack_s: float = 900.0
     turn_every_s: float = 300.0
     quantum_s: float = 1800.0

@@ -249,10 +249,12 @@ class Run:
             meter.finish()
         if running.meters:
             first = running.meters[0]
-            out.hours_since_submission, out.below_since_submission = first.hours, first.below
+            out.hours_since_submission = first.hours
+            out.below_since_submission = first.below + first.short_below
             if job.admitted is not None:
                 last = running.meters[-1]
                 out.hours, out.below, out.excused = last.hours, last.below, last.excused
+                out.short_below = last.short_below
         del self.jobs[job.id]
         self.left -= 1
         if self.progress is not None:

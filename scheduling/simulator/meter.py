@@ -4,18 +4,22 @@ from __future__ import annotations
 
 HOUR_S = 3600.0
 SHORT_HOUR_S = 600.0
-"""A last hour that is shorter is not counted."""
+"""A last part of an hour that is shorter is not counted."""
 
 
 class Meter:
     """Hours counted from `start`. Delivered time is told in pieces, in order.
 
+    The hour in which a job ends may be judged in two ways: whether it was kept waiting for longer than its level allows
+    in an hour (that is all that anybody can promise who does not know when it ends), or by its share of that part.
+
     Attributes:
-        hours, below: hours that were counted, and those below the level.
+        hours: hours that were counted; `below` of them missed the level, a last part by what an hour allows.
+        short_below: last parts that missed it by their own length, and are not in `below`.
         excused: hours below the level that would have met it without what a failure took.
     """
 
-    __slots__ = ("_at", "_delivered", "_end", "_lost", "_need", "_ranks", "below", "excused", "hours")
+    __slots__ = ("_at", "_delivered", "_end", "_lost", "_need", "_ranks", "below", "excused", "hours", "short_below")
 
     def __init__(self, start: float, ranks: int, level: float) -> None:
         self._at = start
@@ -24,7 +28,7 @@ class Meter:
         self._need = level
         self._delivered = 0.0
         self._lost = 0.0
-        self.hours = self.below = self.excused = 0
+        self.hours = self.below = self.excused = self.short_below = 0
 
     def advance(self, now: float, devices: int) -> None:
         """`devices` delivered from the last call to `now`."""
@@ -49,9 +53,12 @@ class Meter:
 
     def _close(self, length: float) -> None:
         self.hours += 1
-        needed = self._need * self._ranks * length * (1.0 - 1e-6)
-        if self._delivered < needed:
+        asked = self._ranks * length
+        allowed = (1.0 - self._need) * self._ranks * HOUR_S * (1.0 + 1e-6)
+        missing = asked - self._delivered
+        if missing > allowed:
             self.below += 1
-            if self._delivered + self._lost >= needed:
-                self.excused += 1
+            self.excused += missing - self._lost <= allowed
+        elif missing > allowed * length / HOUR_S:
+            self.short_below += 1
         self._delivered = self._lost = 0.0

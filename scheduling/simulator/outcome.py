@@ -19,7 +19,8 @@ class JobOutcome:
         restarts: how often it went back to a checkpoint, because a node failed or a policy killed it.
         hours: job-hours from admission; `below` of these missed the level of its tier, `excused` of them because of a
             failure that alone cost more than the level leaves.
-        hours_since_submission: the same hours counted from submission, with `below_since_submission`.
+        hours_since_submission: the same hours counted from submission, with `below_since_submission`, which judges a
+            last part by its own length.
     """
 
     id: str
@@ -41,6 +42,9 @@ class JobOutcome:
     excused: int = 0
     hours_since_submission: int = 0
     below_since_submission: int = 0
+    short_below: int = 0
+    """Last parts of hours from admission that missed the level by their own length, though not by what an hour allows;
+    they are not in `below`. See `meter.Meter`."""
 
     @property
     def completion_s(self) -> float | None:
