@@ -18,7 +18,7 @@ from scheduling.core.service import zero_slack
 from scheduling.core.settings import BASIC, LENT, LEVELS, STANDARD
 from scheduling.core.waiting import gain_of
 
-_RETRY_S = 10.0
+_RETRY_S = 15.0
 
 _Step = tuple[Places | Reclaim, Pool]
 """Free devices, or a way to make them so; and where."""
@@ -104,7 +104,8 @@ class Planner:
         if job.claim or job.width == job.ranks:
             return
         if not self._obtain(job, job.ranks, urgent=True):
-            self.book.timer(self.now + _RETRY_S, URGENT, job.id, job.stamp)
+            due = zero_slack(job, self.now) - self.settings.lead_s(job.rank)
+            self.book.timer(max(self.now + _RETRY_S, due), URGENT, job.id, job.stamp)
 
     def _admit(self) -> None:
         """Promises their levels to those that run already, at full width, on what others left."""

@@ -49,7 +49,7 @@ class Reclaimer:
     def find(self, pool: Pool) -> Reclaim | None:
         """The cheapest way, or None: then nothing is disturbed."""
         takes_mid = self.rank <= STANDARD or self.aged
-        if takes_mid and self.job.admitted is None and pool.short > self.settings.short * pool.capacity:
+        if takes_mid and (self.aged or self.job.admitted is None) and pool.short > self.settings.short * pool.capacity:
             takes_mid = False
         if pool.free + pool.low + (pool.mid if takes_mid else 0) < self.width:
             return None
@@ -190,12 +190,16 @@ class Reclaimer:
         """What a victim keeps so that up to `need` devices of a node become free, how many do, and what that costs."""
         here = victim.given[node]
         wanted = min(need, here)
-        price = self.settings.pause_s * victim.width
-        if victim.rank == STANDARD:  # the more slack it has left, the sooner it gives way
-            price *= 1.5 + 3.0 * max(0.0, 1.0 - slack(victim, self.now) / _FULL_SLACK_S)
         width = next((w for w in reversed(victim.widths) if w <= victim.width - wanted), 0)
+        price = self.settings.pause_s * victim.width
         if not width:
-            return {}, here, 2.0 * price + self.settings.stop_cost_s
+            price = 2.0 * price + self.settings.stop_cost_s
+        if victim.rank == STANDARD:
+            # It will want back all that it loses, and the sooner, the less slack it has left.
+            price += self.settings.regain_s * (victim.width - width)
+            price *= 1.5 + 3.0 * max(0.0, 1.0 - slack(victim, self.now) / _FULL_SLACK_S)
+        if not width:
+            return {}, here, price
         kept = dict(victim.given)
         spare = victim.width - width
         for other in [node, *sorted(kept, key=lambda other: (kept[other], other.order))]:
@@ -231,8 +235,8 @@ class Reclaimer:
         if rank == STANDARD:
             own_slack = 0.0 if own > STANDARD else max(0.0, self._slack)
             return (own == STANDARD or self.aged) and slack(victim, self.now) - own_slack >= settings.steal_slack_s
-        if rank == LENT:
-            return self.aged and ran >= settings.quantum_s
-        if own < BASIC:
+        if own == LENT and rank == BASIC:
             return True
-        return ran >= settings.quantum_s and (self.aged or self._band(victim) > self._own_band)
+        if self.aged:
+            return ran >= settings.aged_quantum_s
+        return rank == BASIC and ran >= settings.quantum_s and self._band(victim) > self._own_band

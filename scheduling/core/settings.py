@@ -38,7 +38,8 @@ class Settings:
             to wait for a new place.
         steal_slack_s: one standard job gives way to another only if it has so much more slack.
         turn_every_s: how often waiting basic jobs may have running ones give way.
-        quantum_s: a basic job runs at least so long before another basic job may have its turn.
+        quantum_s: a basic job runs at least so long before one that had less may have its turn; `aged_quantum_s`: before
+            one that has waited long may.
         age_s: a basic job that has waited so long comes before all other basic ones.
         served_bands: delivered device-seconds at which a basic job falls back behind those that had less.
         fails_per_rank: waiting jobs of different shapes that are tried in vain in one round before a rank is left.
@@ -56,9 +57,11 @@ class Settings:
     hold_s: float = 900.0
     stop_cost_s: float = 1500.0
     short: float = 0.05
+    regain_s: float = 300.0
     steal_slack_s: float = 900.0
     turn_every_s: float = 300.0
     quantum_s: float = 1800.0
+    aged_quantum_s: float = 4 * 1800.0
     age_s: float = 6 * HOUR_S
     served_bands: tuple[float, ...] = (HOUR_S, 8 * HOUR_S, 64 * HOUR_S, 512 * HOUR_S)
     fails_per_rank: int = 24
