@@ -179,6 +179,8 @@ class Planner:
             job.why = ("cooling", job.not_before)
             return False
         step = self._seek(job, width, job.rank)
+        if step is None and urgent:
+            step = self._seek(job, width, job.rank, urgent=True)
         if step is not None:
             self._take(job, step)
             return True
@@ -187,7 +189,7 @@ class Planner:
         self._wait_why(job, width - job.width, self._pools(job))
         return False
 
-    def _seek(self, job: Job, width: int, rank: int) -> _Step | None:
+    def _seek(self, job: Job, width: int, rank: int, *, urgent: bool = False) -> _Step | None:
         """A way to `width` devices for a job that is served as `rank`: free ones, else at the expense of others."""
         extra = width - job.width
         pools = self._pools(job)
@@ -197,7 +199,7 @@ class Planner:
                 return found, pool
         best: tuple[Reclaim, Pool] | None = None
         for pool in pools if rank < BASIC or self._turn else ():
-            way = Reclaimer(self.settings, self.book.waiting, job, extra, self.now, rank).find(pool)
+            way = Reclaimer(self.settings, self.book.waiting, job, extra, self.now, rank, urgent).find(pool)
             if way is not None and (best is None or way.cost < best[0].cost):
                 best = way, pool
         return best
@@ -299,7 +301,7 @@ class Planner:
     def _wake(self) -> float | None:
         timers = self.book.timers
         at = timers[0][0] if timers else None
-        if self.book.waiting.count:
+        if self.book.waiting.count and self.settings.turn_every_s < 1e17:
             turn = self.book.turned_at + self.settings.turn_every_s
             at = turn if at is None else min(at, turn)
         if any(self.book.narrow.values()) and any(pool.free for pool in self.book.pools.values()):

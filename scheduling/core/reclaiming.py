@@ -33,12 +33,16 @@ class Reclaim:
 class Reclaimer:
     """Looks for the cheapest way for one job to `width` more devices in a pool."""
 
-    def __init__(self, settings: Settings, waiting: Waiting, job: Job, width: int, now: float, rank: int) -> None:
+    def __init__(
+        self, settings: Settings, waiting: Waiting, job: Job, width: int, now: float, rank: int, urgent: bool
+    ) -> None:
         self.settings = settings
         self.job = job
         self.width = width
         self.now = now
         self.rank = rank
+        self.steal_s = settings.steal_slack_s / 3 if urgent else settings.steal_slack_s
+        self.most = 1e9 if urgent else settings.blast * width
         self.aged = rank == BASIC and now - job.waits_since >= settings.age_s
         self._band = waiting.band
         self._own_band = waiting.band(job)
@@ -163,6 +167,9 @@ class Reclaimer:
             options.sort(key=lambda item: item[0])
             for _, victim in options:
                 kept, freed, cost = self._shed(victim, node, need)
+                lost = victim.width - sum(kept.values())
+                if victim.rank == STANDARD and lost > self.most:
+                    continue  # it will want back all of that at once
                 added.append((victim, kept, freed, cost))
                 need -= freed
                 if need <= 0:
@@ -234,7 +241,7 @@ class Reclaimer:
             return False
         if rank == STANDARD:
             own_slack = 0.0 if own > STANDARD else max(0.0, self._slack)
-            return (own == STANDARD or self.aged) and slack(victim, self.now) - own_slack >= settings.steal_slack_s
+            return (own == STANDARD or self.aged) and slack(victim, self.now) - own_slack >= self.steal_s
         if own == LENT and rank == BASIC:
             return True
         if self.aged:

@@ -36,15 +36,17 @@ class Settings:
         hold_s: devices that were freed for a job are held for it at most so long.
         stop_cost_s: device-seconds that stopping a job costs besides its pause, beside making others narrower: it has
             to wait for a new place.
-        steal_slack_s: one standard job gives way to another only if it has so much more slack.
+        regain_s: device-seconds that every device costs which a standard job loses: it will want it back.
+        steal_slack_s: one standard job gives way to another only if it has so much more slack; a third of that where
+            the other would miss its level.
         turn_every_s: how often waiting basic jobs may have running ones give way.
-        quantum_s: a basic job runs at least so long before one that had less may have its turn; `aged_quantum_s`: before
-            one that has waited long may.
+        quantum_s: a basic job runs at least so long before one that had less may have its turn; `aged_quantum_s`:
+            before one that has waited long may.
         age_s: a basic job that has waited so long comes before all other basic ones.
         served_bands: delivered device-seconds at which a basic job falls back behind those that had less.
         fails_per_rank: waiting jobs of different shapes that are tried in vain in one round before a rank is left.
         reclaim_nodes: how many nodes are looked at for one reclaim; for a gang over m nodes 4 m more.
-        blast: devices of preempted jobs per device asked for, where there is a choice.
+        blast: devices that others lose per device asked for, at most where there is a choice.
         places_at_once, grows_at_once: bounds of one plan.
     """
 
@@ -61,7 +63,7 @@ class Settings:
     steal_slack_s: float = 900.0
     turn_every_s: float = 300.0
     quantum_s: float = 1800.0
-    aged_quantum_s: float = 4 * 1800.0
+    aged_quantum_s: float = 2 * HOUR_S
     age_s: float = 6 * HOUR_S
     served_bands: tuple[float, ...] = (HOUR_S, 8 * HOUR_S, 64 * HOUR_S, 512 * HOUR_S)
     fails_per_rank: int = 24

@@ -90,7 +90,7 @@ class Run:
         self.costs, self.failures, self.fleet = costs, failures, fleet
         self.rng = random.Random(f"{seed}/{failures.seed}")
         self.kind = POLICIES[policy]
-        self.book = Book(replace(settings or Settings(), pause_s=costs.resize_s))
+        self.book = Book(self.kind.tuned(replace(settings or Settings(), pause_s=costs.resize_s)))
         self.policy: SimulatedPolicy = self.kind.make(self.book)
         self.out = Outcome(policy)
         self.now = 0.0
@@ -195,10 +195,10 @@ class Run:
             running.out.resizes += 1
         elif action.kind == "move":
             running.out.moves += 1
-        elif running.out.started_s is not None and not self.kind.kills:
-            pause = pause / 2
-        else:
+        elif running.out.started_s is None:
             pause = self.costs.start_s
+        elif not self.kind.kills:
+            pause = pause / 2
         self.allocate(running, sum(action.places.values()))
         self.at(self.now + pause, lambda: self.run_on(running, stamp))
 

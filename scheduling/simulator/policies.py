@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from scheduling.core.actions import Plan
 from scheduling.core.book import Book
 from scheduling.core.model import Job
 from scheduling.core.planner import Planner
+from scheduling.core.settings import Settings
 from scheduling.simulator.baselines import Fifo, LeastAttained, ShortestRemaining
+
+
+NEVER_S = 1e18
 
 
 class SimulatedPolicy(Protocol):
@@ -64,17 +68,24 @@ class Kind:
     Attributes:
         elastic: jobs may run at less than full width.
         kills: who gives way is killed, and starts again from the checkpoint that it wrote by itself.
+        tuned: the settings that suit it.
     """
 
     make: Callable[[Book], SimulatedPolicy]
     elastic: bool
     kills: bool
     what: str
+    tuned: Callable[[Settings], Settings] = lambda settings: settings
+
+
+def _reluctant(settings: Settings) -> Settings:
+    """Where giving way loses up to an hour, no one gives way to his like: only lower tiers do to higher ones."""
+    return replace(settings, turn_every_s=NEVER_S, age_s=NEVER_S, steal_slack_s=NEVER_S, again_s=600.0)
 
 
 POLICIES: dict[str, Kind] = {
     "ours": Kind(Ours, True, False, "tiers, levels, preemption, migration and resize"),
-    "restart": Kind(Ours, False, True, "the same without them: kills, and restarts from hourly checkpoints"),
+    "restart": Kind(Ours, False, True, "the same without them: kills, restarts from hourly checkpoints", _reluctant),
     "fifo": Kind(Fifo, False, False, "first come, first served"),
     "backfill": Kind(lambda book: Fifo(book, skip=100), False, False, "first come; smaller jobs go ahead"),
     "las": Kind(LeastAttained, False, False, "least attained service first, in rounds of 300 s (Tiresias)"),

@@ -56,14 +56,13 @@ class FleetShape:
 class Costs:
     """What an operation costs, in seconds in which the job's devices do nothing for it.
 
-    The defaults are those of `ergosphere`'s own measurements for small jobs (benchmarks/results.jsonl) scaled to the
-    30 s that the paper's larger models take; every figure is told with them.
+    Traces have durations from start to end, so that the first start is in them and costs nothing here.
 
     Attributes:
-        resize_s: a change of width, and a move.
-        start_s: from devices to the first step.
+        resize_s: a change of width, and a move. Half of it to stop with a checkpoint, half to go on from one. A job
+            that a policy kills starts again after as long.
+        start_s: from the first devices to the first step, where a trace's durations leave that out.
         checkpoint_every_s: how old the newest checkpoint is at most when a node fails.
-        restart_loss: for policies without preemption: a job that is killed goes back to its last checkpoint.
     """
 
     resize_s: float = 30.0
