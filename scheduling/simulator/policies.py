@@ -13,7 +13,6 @@ from scheduling.core.planner import Planner
 from scheduling.core.settings import Settings
 from scheduling.simulator.baselines import Fifo, LeastAttained, ShortestRemaining
 
-
 NEVER_S = 1e18
 
 
