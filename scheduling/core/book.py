@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from math import inf
 
 from sortedcontainers import SortedList
 
@@ -12,9 +13,9 @@ from scheduling.core.service import SHORT_HOUR_S, accrue, admit, close_hour, spe
 from scheduling.core.settings import BASIC, LENT, LEVELS, STANDARD, Settings
 from scheduling.core.waiting import Waiting
 
-URGENT, GAIN, AGED, CLAIM, LEASE = range(5)
-"""Kinds of timers: a job's slack is nearly used up; somebody who failed may succeed now; a basic job has waited long;
-a claim has been held long; a leased node is about to go."""
+URGENT, GAIN, CLAIM, LEASE = range(4)
+"""Kinds of timers: a job's slack is nearly used up; since some time has passed over a job, somebody who failed may
+succeed; a claim has been held long; a leased node is about to go."""
 
 
 class Book:
@@ -119,9 +120,10 @@ class Book:
             job.target = None
         job.state = State.RUNNING
         job.changed = now
+        job.changes += 1
         self.rate(job, job.width, now)
         self._list_narrow(job, now)
-        self._cools(job, now)
+        self.remind(job)
 
     def stopped(self, job: Job, now: float) -> None:
         """None of its processes is left; it waits again."""
@@ -129,8 +131,7 @@ class Book:
         job.state = State.WAITING
         job.changed = now
         job.not_before = now + self.settings.again_s if job.rank >= LENT else now
-        if job.not_before > now and job.pool is not None:
-            self.timer(job.not_before, GAIN, job.pool.key)
+        job.changes += 1
         self.wait(job, now)
 
     def lost_work(self, job: Job, lost_s: float, now: float) -> None:
@@ -183,10 +184,10 @@ class Book:
     def wait(self, job: Job, now: float) -> None:
         """It waits for devices from now on."""
         job.waits_since = now
-        self.waiting.add(job, now)
+        job.key = zero_slack(job, now)
+        self.waiting.add(job)
         self._retime(job, now)
-        if job.rank == BASIC:
-            self.timer(now + self.settings.age_s, AGED, job.id)
+        self.remind(job)
 
     def admit(self, job: Job, pool: Pool, now: float) -> None:
         """Its level is promised from now on, out of the capacity of a pool."""
@@ -202,7 +203,8 @@ class Book:
             _soft(node, job.rank, count)
         self._promise(job, +1)
         if job.state is State.WAITING:
-            self.waiting.add(job, now)
+            job.key = zero_slack(job, now)
+            self.waiting.add(job)
         if job.state is State.RUNNING:
             self._list_narrow(job, now)
         self._retime(job, now)
@@ -222,6 +224,7 @@ class Book:
         self._set_width(job, sum((target or job.given).values()))
         job.state = State.CHANGING
         job.changed = now
+        job.changes += 1
         self.rate(job, 0, now)
 
     def stop(self, job: Job, now: float) -> None:
@@ -231,6 +234,7 @@ class Book:
             _soft(node, job.rank, -count)
         job.state = State.STOPPING
         job.changed = now
+        job.changes += 1
         job.target = None
         self._set_width(job, 0)
         self.rate(job, 0, now)
@@ -345,22 +349,39 @@ class Book:
     def _retime(self, job: Job, now: float) -> None:
         """Its zero-slack time has changed."""
         job.stamp += 1
-        if job.admitted is not None:
-            at = zero_slack(job, now)
-            if at < 1e300:
-                self.timer(max(now, at - self.settings.lead_s(job.rank)), URGENT, job.id, job.stamp)
+        at = zero_slack(job, now)
+        self.call(job, max(now, at - self.settings.lead_s(job.rank)) if at < 1e300 else inf)
 
-    def _cools(self, job: Job, now: float) -> None:
-        """When it may be a victim, others may succeed."""
-        assert job.pool is not None
-        if job.rank > 0:
-            self.timer(now + self.settings.cool_s[job.rank], GAIN, job.pool.key)
+    def call(self, job: Job, at: float) -> None:
+        """It must be looked at then, because its slack is nearly used up; infinite: it need not."""
+        job.due = at
+        if at < 1e300:
+            self.timer(at, URGENT, job.id, job.stamp)
+
+    def remind(self, job: Job) -> None:
+        """Sets the timers that follow from what it is and when that began."""
+        settings = self.settings
+        if job.state is State.RUNNING and job.rank > 0:
+            self.timer(job.changed + settings.cool_s[job.rank], GAIN, job.id, job.changes)
+        if job.state is State.WAITING:
+            if job.not_before > job.changed:
+                self.timer(job.not_before, GAIN, job.id, job.changes)
+            if job.rank == BASIC:
+                self.timer(job.waits_since + settings.age_s, GAIN, job.id, job.changes)
+        if job.claim:
+            self.timer(job.claimed_at + settings.hold_s, CLAIM, job.id)
 
     def _list_narrow(self, job: Job, now: float) -> None:
         self._unlist_narrow(job)
         if job.width < job.ranks and job.pool is not None:
-            key = self._narrow_key[job.id] = (job.rank, zero_slack(job, now), job.id)
-            self.narrow[job.pool.key].add(key)
+            job.key = zero_slack(job, now)
+            self.enlist_narrow(job)
+
+    def enlist_narrow(self, job: Job) -> None:
+        """A running job is below its full width."""
+        assert job.pool is not None
+        key = self._narrow_key[job.id] = (job.rank, job.key, job.id)
+        self.narrow[job.pool.key].add(key)
 
     def _unlist_narrow(self, job: Job) -> None:
         key = self._narrow_key.pop(job.id, None)

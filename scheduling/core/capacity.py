@@ -16,7 +16,7 @@ def new_node(pool: Pool, name: str, rack_name: str, size: int, until: float | No
     """A node that is in its pool, with all of its devices free."""
     rack = pool.racks.get(rack_name)
     if rack is None:
-        rack = pool.racks[rack_name] = Rack(sort_key(rack_name))
+        rack = pool.racks[rack_name] = Rack(rack_name, sort_key(rack_name))
         pool.racks_by_empty.add(0, (0, rack.order))
         pool.rack_by_order[rack.order] = rack
     node = Node(name, pool, rack, size, f"{rack.order}/{sort_key(name)}", until)
@@ -40,7 +40,7 @@ def drop_node(node: Node) -> None:
     del pool.nodes[node.name], pool.by_order[node.order], rack.nodes[node.order]
     if not rack.nodes:
         pool.racks_by_empty.remove(rack.empty, (0, rack.order))
-        del pool.racks[next(key for key, known in pool.racks.items() if known is rack)], pool.rack_by_order[rack.order]
+        del pool.racks[rack.name], pool.rack_by_order[rack.order]
     pool.devices -= node.size
     if node.until is None:
         pool.capacity -= node.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from math import inf
 
 from scheduling.core.indexes import Buckets
 from scheduling.core.settings import BASIC, LENT, PREMIUM
@@ -77,9 +78,10 @@ class Node:
 class Rack:
     """Nodes under one switch; `empty` of them are wholly free."""
 
-    __slots__ = ("empty", "nodes", "order")
+    __slots__ = ("empty", "name", "nodes", "order")
 
-    def __init__(self, order: str) -> None:
+    def __init__(self, name: str, order: str) -> None:
+        self.name = name
         self.order = order
         self.empty = 0
         self.nodes: dict[str, Node] = {}
@@ -130,42 +132,17 @@ class Job:
         admitted: since when its level is promised, out of the capacity of the pool `promised_in`.
         window_end: end of the hour that is counted now; `delivered` device-seconds in it.
         served: device-seconds since submission; `rate` devices deliver now, counted up to `at`.
-        changed: when it was last told anything.
+        changed: when it was last told anything, for the `changes`-th time.
+        due: when it must be looked at because its slack is nearly used up; infinite if not.
+        key: its zero-slack time when it was last put in order; what it is ordered by until then.
         not_before: it is not placed earlier.
         why: what it waits for: a code and figures for `reasons`.
     """
 
     __slots__ = (
-        "admitted",
-        "ask",
-        "at",
-        "below",
-        "changed",
-        "claim",
-        "claimed_at",
-        "delivered",
-        "given",
-        "hours",
-        "id",
-        "missing",
-        "not_before",
-        "pool",
-        "promised_in",
-        "rank",
-        "ranks",
-        "rate",
-        "served",
-        "stamp",
-        "state",
-        "target",
-        "tenant",
-        "ticket",
-        "unit",
-        "waits_since",
-        "why",
-        "width",
-        "widths",
-        "window_end",
+        "admitted", "ask", "at", "below", "changed", "changes", "claim", "claimed_at", "delivered", "due", "given",
+        "hours", "id", "key", "missing", "not_before", "pool", "promised_in", "rank", "ranks", "rate", "served",
+        "stamp", "state", "target", "tenant", "ticket", "unit", "waits_since", "why", "width", "widths", "window_end",
         "window_start",
     )  # fmt: skip
 
@@ -193,6 +170,9 @@ class Job:
         self.rate = 0
         self.at = ask.submitted
         self.changed = ask.submitted
+        self.changes = 0
+        self.due = inf
+        self.key = inf
         self.waits_since = ask.submitted
         self.not_before = 0.0
         self.hours = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 
 from scheduling.core.actions import Action, Plan
-from scheduling.core.book import AGED, CLAIM, GAIN, LEASE, URGENT, Book
+from scheduling.core.book import CLAIM, GAIN, LEASE, URGENT, Book
 from scheduling.core.draining import drain
 from scheduling.core.model import Job, Pool, State
 from scheduling.core.placing import Places, find, find_elsewhere, find_more
@@ -67,9 +67,6 @@ class Planner:
         urgent: list[Job] = []
         while book.timers and book.timers[0][0] <= now:
             _, kind, name, stamp = heapq.heappop(book.timers)
-            if kind == GAIN:
-                book.pools[name].gain += 1
-                continue
             if kind == LEASE:
                 if name in book.nodes:
                     book.drain(name)
@@ -83,8 +80,8 @@ class Planner:
                 book.drop_claim(job)
                 if job.state is State.WAITING:
                     job.not_before = now + self.settings.again_s
-            elif kind == AGED and job.state is State.WAITING:
-                for key in job.ask.pools:
+            elif kind == GAIN and job.changes == stamp:
+                for key in [job.pool.key] if job.pool else job.ask.pools:
                     if key in book.pools:
                         book.pools[key].gain += 1
         return urgent
@@ -105,7 +102,7 @@ class Planner:
             return
         if not self._obtain(job, job.ranks, urgent=True):
             due = zero_slack(job, self.now) - self.settings.lead_s(job.rank)
-            self.book.timer(max(self.now + _RETRY_S, due), URGENT, job.id, job.stamp)
+            self.book.call(job, max(self.now + _RETRY_S, due))
 
     def _admit(self) -> None:
         """Promises their levels to those that run already, at full width, on what others left."""

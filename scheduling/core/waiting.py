@@ -6,7 +6,6 @@ import heapq
 from collections.abc import Iterator
 
 from scheduling.core.model import Job, Pool
-from scheduling.core.service import zero_slack
 from scheduling.core.settings import BASIC, STANDARD, Settings
 
 Key = tuple[object, ...]
@@ -52,7 +51,7 @@ class Waiting:
         served = job.served
         return sum(1 for border in self._settings.served_bands if served >= border)
 
-    def add(self, job: Job, now: float) -> None:
+    def add(self, job: Job) -> None:
         """A job waits from now on, or waits as something else."""
         self.remove(job)
         shape = (job.pool.key if job.pool else job.ask.pools, job.ranks, job.unit, job.widths)
@@ -61,7 +60,7 @@ class Waiting:
             order: Key = (job.waits_since, job.id)
         elif job.rank <= STANDARD:
             key = (job.rank, shape)
-            order = (-job.ask.priority, zero_slack(job, now), job.ask.submitted, job.id)
+            order = (-job.ask.priority, job.key, job.ask.submitted, job.id)
         else:
             key = (job.rank, job.ask.tier, shape)
             order = (job.ask.tier, -job.ask.priority, job.ask.submitted, job.id)

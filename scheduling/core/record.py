@@ -1,0 +1,217 @@
+"""A book as plain values: what a snapshot holds. A book made from its record plans as the one it was made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from scheduling.core import capacity
+from scheduling.core.book import LEASE, Book
+from scheduling.core.model import Ask, Job, Node, Pool, State, rank_of
+from scheduling.core.settings import LENT, LEVELS, STANDARD, Settings
+
+Counts = tuple[tuple[str, int], ...]
+"""Devices by node, in the order of names."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node. `owed`: devices that are being freed here, by job, in the order in which they are handed on."""
+
+    name: str
+    pool: str
+    rack: str
+    size: int
+    until: float | None = None
+    closed: bool = False
+    draining: bool = False
+    owed: Counts = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job; the fields are those of `model.Job`."""
+
+    ask: Ask
+    state: State = State.WAITING
+    pool: str = ""
+    given: Counts = ()
+    target: Counts | None = None
+    claim: Counts = ()
+    claimed_at: float = 0.0
+    admitted: float | None = None
+    promised_in: str = ""
+    window_start: float = 0.0
+    window_end: float = 0.0
+    delivered: float = 0.0
+    served: float = 0.0
+    rate: int = 0
+    at: float = 0.0
+    changed: float = 0.0
+    changes: int = 0
+    due: float = inf
+    key: float = inf
+    stamp: int = 0
+    not_before: float = 0.0
+    waits_since: float = 0.0
+    hours: int = 0
+    below: int = 0
+    failed_at: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRecord:
+    """A tenant; what is promised to it and how many devices it has follow from its jobs."""
+
+    name: str
+    quota: float | None = None
+    weight: float = 1.0
+    usage: float = 0.0
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BookRecord:
+    """All of a book. `gains` by pool; the other fields are those of `Book`."""
+
+    nodes: tuple[NodeRecord, ...] = ()
+    jobs: tuple[JobRecord, ...] = ()
+    tenants: tuple[TenantRecord, ...] = ()
+    gains: Counts = ()
+    may_admit: bool = True
+    grown_at: float = -1e18
+    turned_at: float = -1e18
+    settings: Settings = field(default_factory=Settings)
+
+
+_SAME = (
+    "state", "claimed_at", "admitted", "promised_in", "window_start", "window_end", "delivered", "served", "rate",
+    "at", "changed", "changes", "due", "key", "stamp", "not_before", "waits_since", "hours", "below",
+)  # fmt: skip
+
+
+def record(book: Book) -> BookRecord:
+    """The record of a book. Equal books have equal records, whatever happened in which order."""
+    failed = {job.id: gain for job, gain in book.waiting.failed()}
+    return BookRecord(
+        nodes=tuple(
+            NodeRecord(
+                node.name,
+                node.pool.key,
+                node.rack.name,
+                node.size,
+                node.until,
+                node.closed,
+                node.name in book.draining,
+                tuple((job.id, count) for job, count in node.owed.items()),
+            )
+            for node in sorted(book.nodes.values(), key=lambda node: node.name)
+        ),
+        jobs=tuple(
+            JobRecord(
+                job.ask,
+                pool=job.pool.key if job.pool else "",
+                given=_counts(job.given),
+                target=None if job.target is None else _counts(job.target),
+                claim=_counts(job.claim),
+                failed_at=failed.get(job.id, -1),
+                **{name: getattr(job, name) for name in _SAME},
+            )
+            for job in sorted(book.jobs.values(), key=lambda job: job.id)
+        ),
+        tenants=tuple(
+            TenantRecord(tenant.name, tenant.quota, tenant.weight, tenant.usage, tenant.at)
+            for tenant in sorted(book.tenants.values(), key=lambda tenant: tenant.name)
+        ),
+        gains=tuple((key, book.pools[key].gain) for key in sorted(book.pools)),
+        may_admit=book.may_admit,
+        grown_at=book.grown_at,
+        turned_at=book.turned_at,
+        settings=book.settings,
+    )
+
+
+def restore(record: BookRecord) -> Book:
+    """A book that plans as the one that `record` was made of."""
+    book = Book(record.settings)
+    for node in record.nodes:
+        made = book.add_node(node.name, node.pool, node.rack, node.size, 0.0, inf)
+        capacity.close(made, True)  # in no index until all of it is known
+    for tenant in record.tenants:
+        known = book.tenant(tenant.name)
+        known.quota, known.weight, known.usage, known.at = tenant.quota, tenant.weight, tenant.usage, tenant.at
+    for job in record.jobs:
+        _restore_job(book, job)
+    for node in record.nodes:
+        made = book.nodes[node.name]
+        made.until = node.until
+        if node.until is None:
+            made.pool.capacity += node.size
+        elif node.until < 1e300 and not node.closed:
+            book.timer(node.until - record.settings.drain_lead_s, LEASE, node.name)
+        for name, count in node.owed:
+            job = book.jobs[name]
+            made.owed[job] = count
+            made.held -= count
+            made.free += count
+            job.missing += count
+        capacity.close(made, node.closed)
+        if node.draining:
+            book.draining.add(node.name)
+    for job in book.jobs.values():
+        if job.claim and not job.missing:
+            book.whole.add(job)
+    for key, gain in record.gains:
+        if key in book.pools:
+            book.pools[key].gain = gain
+    for job in record.jobs:
+        if job.failed_at >= 0:
+            book.waiting.mark_failed(book.jobs[job.ask.id], job.failed_at)
+    book.may_admit, book.grown_at, book.turned_at = record.may_admit, record.grown_at, record.turned_at
+    return book
+
+
+def _restore_job(book: Book, record: JobRecord) -> None:
+    job = book.jobs[record.ask.id] = Job(record.ask, book.tenant(record.ask.tenant))
+    for name in _SAME:
+        setattr(job, name, getattr(record, name))
+    job.pool = book.pools.get(record.pool)
+    job.rank = rank_of(job.ask, job.admitted is not None)
+    soft = job.state is not State.STOPPING
+    for name, count in record.given:
+        node = book.nodes[name]
+        job.given[node] = node.jobs[job] = count
+        node.free -= count
+        node.low += count if soft and job.rank >= LENT else 0
+        node.mid += count if soft and job.rank == STANDARD else 0
+    if record.target is not None:
+        job.target = {book.nodes[name]: count for name, count in record.target}
+    for name, count in record.claim:
+        node = book.nodes[name]
+        job.claim[node] = count
+        node.free -= count
+        node.held += count
+    stopped = job.state in (State.STOPPING, State.WAITING, State.HELD)
+    job.width = 0 if stopped else sum((job.target or job.given).values())
+    tenant = job.tenant
+    while tenant is not None:
+        tenant.rate += job.rate
+        tenant.promised += LEVELS[job.ask.tier] * job.ranks if job.admitted is not None else 0.0
+        tenant = tenant.parent
+    if job.admitted is not None:
+        pool = book.pools.setdefault(job.promised_in, Pool(job.promised_in))
+        pool.promised += LEVELS[job.ask.tier] * job.ranks
+        pool.short += job.ranks - job.width if job.state is not State.HELD else 0
+    elif job.guaranteed:
+        book.arrived.add((job.ask.tier, -job.ask.priority, job.ask.submitted, job.id))
+    if job.state is State.WAITING:
+        book.waiting.add(job)
+    if job.state is State.RUNNING and job.width < job.ranks:
+        book.enlist_narrow(job)
+    if job.state is not State.HELD:
+        book.call(job, job.due)
+    book.remind(job)
+
+
+def _counts(places: dict[Node, int]) -> Counts:
+    return tuple(sorted((node.name, count) for node, count in places.items()))
