@@ -42,6 +42,7 @@ _PANELS = {
         "fleet.download",
     ),
     "A fleet": ("up", "fleet.nodes", "events"),
+    "No fleet": ("simulate",),
 }
 for _panel, _names in _PANELS.items():
     for _name in _names:

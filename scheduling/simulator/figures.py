@@ -39,7 +39,7 @@ def rows(policies: Sequence[Measures]) -> Iterator[Row]:
         for tier in GUARANTEED:
             yield row(f"{tier}, mean", lambda one, tier=tier: hours(one.of(tier).admission.mean_s))
             yield row("  99 of 100", lambda one, tier=tier: hours(one.of(tier).admission.p99_s))
-            yield row("  ended without", lambda one, tier=tier: f"{one.of(tier).never_admitted:,}")
+            yield row("  ended without", lambda one, tier=tier: _without(one, tier))
     yield Row("GPU fraction from submission")
     for tier in Tier:
         yield row(f"{tier}", lambda one, tier=tier: percent(one.of(tier).gpu_fraction_since_submission))
@@ -98,6 +98,11 @@ def microseconds(value: float | None) -> str:
     if value is None:
         return NOTHING
     return f"{value:.0f} µs" if value < 1000 else f"{value / 1000:.2f} ms"
+
+
+def _without(one: Measures, tier: Tier) -> str:
+    promises = any(one.of(each).admission.count for each in GUARANTEED)
+    return f"{one.of(tier).never_admitted:,}" if promises else NOTHING
 
 
 def _wait(one: Measures, size: str) -> str:

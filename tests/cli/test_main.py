@@ -15,7 +15,7 @@ from tests.cli.samples import NODE_1, node
 
 COMMANDS = [
     "run", "doctor", "up", "down", "fleet", "submit", "ps", "show", "explain", "logs", "preempt", "resume",
-    "checkpoint", "migrate", "cancel", "download", "events", "local",
+    "checkpoint", "migrate", "cancel", "download", "events", "local", "simulate",
 ]  # fmt: skip
 
 

@@ -1,0 +1,299 @@
+"""`ergo simulate`: the scheduler's policy, and others, on a job log; no fleet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from cli.console import say
+from model.errors import ModelError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from scheduling.simulator.experiment import Experiment, Report, Workload
+    from scheduling.simulator.formats import Columns, TimeUnit
+    from scheduling.simulator.measures import Measures
+    from scheduling.simulator.tiers import TierShares
+
+_POLICIES = "ours,fifo,backfill,las,srtf,restart"
+_DAY_S = 86_400.0
+_SPOT_LEASE_S = 12 * 3600.0
+_SYNTHETIC_LOAD = 0.85
+_T = TypeVar("_T")
+
+
+class Unit(StrEnum):
+    """What a number in a column of times counts."""
+
+    S = "s"
+    MIN = "min"
+    MS = "ms"
+
+
+class MadeUp(StrEnum):
+    """Kinds of made-up jobs."""
+
+    ITP = "itp"
+    LLM = "llm"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds what this file defines to the command line."""
+    app.command("simulate", short_help="The scheduler's policy, and others, on a job log.")(simulate)
+
+
+def simulate(
+    nodes: Annotated[int, typer.Option(min=1, max=1_000_000, help="Nodes of the fleet.", show_default=False)],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...", help="Job logs: CSV, plain or gzip. Several are one log.", show_default=False
+        ),
+    ] = None,
+    devices_per_node: Annotated[int, typer.Option(min=1, max=1024, help="Devices of each node.")] = 8,
+    tiers: Annotated[
+        str, typer.Option(metavar="P,S,B", help="Percent premium, standard and basic, of jobs whose log has no tier.")
+    ] = "20,40,40",
+    seed: Annotated[int, typer.Option(help="Of tiers, failures and made-up jobs.")] = 0,
+    policies: Annotated[str, typer.Option(metavar="NAMES", help="Which to run, in which order.")] = _POLICIES,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=COLUMN,...",
+            help="Which column holds submit, duration, devices, and, if there, tenant, tier, id.",
+            show_default=False,
+        ),
+    ] = None,
+    time_unit: Annotated[
+        Unit | None,
+        typer.Option(help="Of numbers in columns of times; else the format's own, or s.", show_default=False),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Only the first N jobs submitted.", show_default=False)
+    ] = None,
+    synthetic: Annotated[
+        MadeUp | None,
+        typer.Option(
+            help="No log: jobs made up in the shape of real ones, of 2021 or with LLM sizes.", show_default=False
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=10_000_000, help="How many to make up.")] = 10_000,
+    load: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Stretch the times of submission until this share of the fleet's device time is asked for.",
+            show_default=f"as in the log; {_SYNTHETIC_LOAD} when made up",
+        ),
+    ] = None,
+    resize_seconds: Annotated[float, typer.Option(min=0, help="What a resize or move takes.")] = 30.0,
+    mtbf: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, metavar="DAYS", help="A node fails once in so many days; else never.", show_default=False
+        ),
+    ] = None,
+    spot: Annotated[
+        int, typer.Option(min=0, metavar="N", help="So many of the nodes are leased, and come and go.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    page: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT", help="Write a page with charts, too.", show_default=False)
+    ] = None,
+) -> None:
+    """Runs policies of scheduling on a job log and shows what each makes of it, in minutes, without a fleet.
+
+    ours is the policy that a fleet runs, unchanged. fifo, backfill, las and srtf are what the literature compares with
+    (srtf knows how long jobs will take); restart is ours as schedulers that kill have it: no preemption, move or resize
+    but by going back to an hourly checkpoint.
+
+    Known logs are found by their header; your own needs --columns. Lines that cannot be used are counted and left out.
+    """
+    shares, known, unit, names = _usage(tiers, columns, time_unit, policies)
+    if bool(files) == (synthetic is not None):
+        raise typer.BadParameter("Give either job logs or --synthetic.")
+    if spot > nodes:
+        raise typer.BadParameter(f"{spot} leased nodes are more than the {nodes} of the fleet.", param_hint="--spot")
+    if page is not None and not page.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {page.absolute().parent}.", param_hint="--html")
+    size = nodes * devices_per_node
+    if synthetic is not None:
+        work = _made_up(synthetic, jobs, size, load or _SYNTHETIC_LOAD, shares, seed)
+    else:
+        work = _read(files or [], known, unit, limit, shares, seed)
+        if load is not None:
+            work = work.at_load(size, load)
+    experiment = _experiment(work, nodes, devices_per_node, spot, resize_seconds, mtbf, seed)
+    _warn(experiment)
+    report = experiment.report(_run(experiment, names))
+    if page is not None:
+        from scheduling.simulator.page import page as made
+
+        page.write_text(made(report))
+        say(f"the page is {page}")
+    if as_json:
+        import orjson
+
+        sys.stdout.buffer.write(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    else:
+        _show(report)
+
+
+def _usage(
+    tiers: str, columns: str | None, unit: Unit | None, policies: str
+) -> tuple[TierShares, Columns | None, TimeUnit | None, list[str]]:
+    """What options say that are more than a word or a number."""
+    from scheduling.simulator.formats import Columns, TimeUnit
+    from scheduling.simulator.policies import POLICIES
+    from scheduling.simulator.tiers import TierShares
+
+    shares = _parsed("--tiers", lambda: TierShares.parse(tiers))
+    known = None if columns is None else _parsed("--columns", lambda: Columns.parse(columns))
+    names = list(dict.fromkeys(name.strip() for name in policies.split(",")))
+    for name in names:
+        if name not in POLICIES:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(POLICIES)}.", param_hint="--policies")
+    return shares, known, None if unit is None else TimeUnit(unit.value), names
+
+
+def _parsed(option: str, parse: Callable[[], _T]) -> _T:
+    try:
+        return parse()
+    except ModelError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _made_up(kind: MadeUp, jobs: int, devices: int, load: float, shares: TierShares, seed: int) -> Workload:
+    from scheduling.simulator.experiment import Workload
+    from scheduling.simulator.synthetic import Kind
+
+    return Workload.made_up(Kind(kind.value), jobs, devices, load, shares, seed)
+
+
+def _read(
+    files: Sequence[Path],
+    columns: Columns | None,
+    unit: TimeUnit | None,
+    limit: int | None,
+    shares: TierShares,
+    seed: int,
+) -> Workload:
+    from cli.fleet.words import counted
+    from scheduling.simulator.experiment import Workload
+    from scheduling.simulator.traces import read_traces
+
+    trace = read_traces(files, columns=columns, unit=unit, limit=limit)
+    if trace.damaged:
+        say(f"{counted(trace.damaged, 'line')} of {trace.lines:,} cannot be used and {_are(trace.damaged)} left out:")
+        for damage in trace.first_damaged:
+            say(f"  {damage}")
+        if trace.damaged > len(trace.first_damaged):
+            say(f"  and {trace.damaged - len(trace.first_damaged):,} more")
+    if trace.renamed:
+        say(f"{counted(trace.renamed, 'job')} had the id of another one and got a number behind it")
+    return Workload.of_trace(trace, shares, seed)
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _experiment(
+    work: Workload, nodes: int, devices_per_node: int, spot: int, resize_s: float, mtbf: float | None, seed: int
+) -> Experiment:
+    from scheduling.simulator.experiment import Experiment
+    from scheduling.simulator.workload import Costs, Failures, FleetShape
+
+    failures = Failures(
+        seed=seed, node_mtbf_s=0.0 if mtbf is None else mtbf * _DAY_S, spot_lease_s=_SPOT_LEASE_S if spot else 0.0
+    )
+    fleet = FleetShape(nodes, devices_per_node, spot_nodes=spot)
+    return Experiment(work, fleet, Costs(resize_s=resize_s), failures, seed)
+
+
+def _warn(experiment: Experiment) -> None:
+    from cli.fleet.words import counted
+
+    devices, work = experiment.fleet.devices, experiment.workload
+    if large := len(work.jobs) - len(experiment.jobs):
+        most = max(job.devices for job in work.jobs)
+        say(
+            f"{counted(large, 'job')} asked for more than the {devices:,} devices of the fleet, up to {most:,}, "
+            f"and {_are(large)} left out"
+        )
+    if not experiment.jobs:
+        raise ModelError("No job of the log fits the fleet.", code="simulate.nothing")
+    load = work.load(devices)
+    if load is not None and load > 1:
+        say(
+            f"the jobs ask for {load:.2f} times the device time that the fleet has until the last is submitted: "
+            "the queue only grows"
+        )
+
+
+def _run(experiment: Experiment, policies: Sequence[str]) -> list[Measures]:
+    import time
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from cli.console import messages
+    from scheduling.simulator.engine import simulate as engine
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    count = len(experiment.jobs)
+    found: list[Measures] = []
+    with Progress(*columns, console=messages, transient=True, disable=not messages.is_terminal) as progress:
+        for policy in policies:
+            task = progress.add_task(policy, total=count)
+            begun = time.monotonic()
+            found.append(experiment.run(policy, engine, lambda ended, task=task: progress.advance(task, ended)))
+            progress.update(task, completed=count)
+            if not messages.is_terminal:
+                say(f"{policy}: {count:,} jobs in {time.monotonic() - begun:.1f} s")
+    return found
+
+
+def _show(report: Report) -> None:
+    from rich.measure import Measurement
+
+    from cli.console import data
+    from cli.fleet.options import print_table
+
+    made = table(report)
+    if data.is_terminal:
+        # Whole figures, even if a line then takes two on a narrow screen.
+        data.width = max(data.width, Measurement.get(data, data.options.update(width=1000), made).maximum)
+        data.print(made, crop=False)
+    else:
+        print_table(made)
+    for policy in report.policies:
+        for reason, count in policy.waiting_for[:3]:
+            data.print(f"{policy.policy}: {count:,} never ran: {reason}", markup=False)
+    settings = report.settings
+    data.print(settings.tiers, markup=False)
+    for name, text in settings.told():
+        if name not in ("tiers", "seed", "versions"):
+            data.print(f"{name}: {text}", markup=False)
+
+
+def table(report: Report) -> RenderableType:
+    """A row a figure, a column a policy."""
+    from rich.text import Text
+
+    from cli.fleet import words
+    from scheduling.simulator.figures import rows
+
+    names = [one.policy for one in report.policies]
+    made: Any = words.table("", *names, right=tuple(names))
+    for row in rows(report.policies):
+        if row.cells:
+            made.add_row(Text(f"  {row.label}"), *(Text(cell) for cell in row.cells))
+        else:
+            made.add_row(Text(row.label, style="bold"))
+    return made

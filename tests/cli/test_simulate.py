@@ -1,0 +1,123 @@
+"""`ergo simulate`, from the command line to the figures."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+from model.errors import ModelError
+
+LOG = "job_id,submission_time,duration,num_gpu\n" + "".join(
+    f"job-{number},{number * 600},{1_800 + number % 7 * 900},{(1, 1, 2, 4, 8)[number % 5]}\n" for number in range(60)
+)
+FLEET = ["--nodes", "2", "--devices-per-node", "4"]
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "cluster.csv.gz"
+    path.write_bytes(gzip.compress(LOG.encode()))
+    return str(path)
+
+
+def ergo(*arguments):
+    return CliRunner().invoke(app, ["simulate", *arguments])
+
+
+def failed(*arguments):
+    """The error that `main` turns into one sentence and exit code 1."""
+    done = ergo(*arguments)
+    assert isinstance(done.exception, ModelError), done.output
+    return str(done.exception)
+
+
+def test_all_policies_side_by_side(log, tmp_path):
+    page = tmp_path / "page.html"
+    done = ergo(log, *FLEET, "--html", str(page))
+    assert done.exit_code == 0, done.output
+    head, *lines = done.stdout.splitlines()
+    assert head.split() == ["ours", "fifo", "backfill", "las", "srtf", "restart"]
+    ended = next(line for line in lines if line.startswith("  jobs that ended"))
+    assert ended.split()[-6:] == ["60"] * 6
+    assert "Tiers are synthetic" in done.stdout  # beside the figures, not on stderr
+    assert "ours: 60 jobs in" in done.stderr
+    assert page.read_text().count("<figure>") == 6
+
+
+def test_json_is_the_same_again(log):
+    def figures():
+        done = ergo(log, *FLEET, "--json", "--policies", "srtf, ours", "--seed", "3", "--mtbf", "2", "--spot", "1")
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    found, again = figures(), figures()
+    assert [one["policy"] for one in found["policies"]] == ["srtf", "ours"]
+    assert found["settings"]["failures"]["node_mtbf_s"] == 2 * 86_400
+    assert found["settings"]["fleet"]["spot_nodes"] == 1
+    timed = {"cpu_s", "policy_cpu_s", "decision_all_us", "decision_mean_us", "decision_p99_us", "decision_quantiles_us"}
+    for one, other in zip(found["policies"], again["policies"], strict=True):
+        assert {name: one[name] for name in one.keys() - timed} == {name: other[name] for name in other.keys() - timed}
+
+
+def test_ones_own_log_with_damaged_lines(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text(
+        "who,when,ran,cards,prio\nann,2026-01-01T00:00,30,2,premium\nbob,2026-01-01T00:05,30,1,basic\n"
+        "cy,2026-01-01T00:06,30,-1,basic\ndan,2026-01-01T00:07,30,99,basic\n"
+    )
+    columns = "submit=when,duration=ran,devices=cards,tenant=who,tier=prio"
+    done = ergo(str(path), *FLEET, "--columns", columns, "--time-unit", "min", "--policies", "fifo", "--json")
+    assert done.exit_code == 0, done.output
+    settings = json.loads(done.stdout)["settings"]
+    assert (settings["jobs"], settings["damaged"], settings["too_large"]) == (3, 1, 1)
+    assert settings["tiers"] == "Tiers are those of the trace."
+    assert "1 line of 4 cannot be used" in done.stderr and "own.csv line 4: devices is -1" in done.stderr
+    assert "1 job asked for more than the 8 devices" in done.stderr
+
+
+def test_made_up_jobs(tmp_path):
+    done = ergo("--synthetic", "llm", "--jobs", "80", "--load", "0.5", *FLEET, "--policies", "fifo", "--json")
+    settings = json.loads(done.stdout)["settings"]
+    assert settings["synthetic"] and settings["jobs"] == 80 and settings["load"] == pytest.approx(0.5)
+
+
+def test_limit_and_load(log):
+    done = ergo(log, *FLEET, "--limit", "20", "--load", "2", "--policies", "fifo", "--json")
+    settings = json.loads(done.stdout)["settings"]
+    assert settings["jobs"] == 20 and settings["load"] == pytest.approx(2.0)
+    assert "2.00 times the device time" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "either job logs or --synthetic"),
+        (["LOG", "--synthetic", "itp"], "either job logs or --synthetic"),
+        (["LOG", "--policies", "ours,best"], "'best' is none of"),
+        (["LOG", "--tiers", "1,2,3"], "make up 100"),
+        (["LOG", "--columns", "submit=a"], "lacks duration and devices"),
+        (["LOG", "--spot", "3"], "more than the 2"),
+        (["LOG", "--html", "nowhere/page.html"], "no folder"),
+        (["LOG", "--time-unit", "h"], "'h'"),
+    ],
+)
+def test_wrong_usage(log, arguments, told):
+    done = ergo(*(log if one == "LOG" else one for one in arguments), *FLEET)
+    assert done.exit_code == 2
+    assert told in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_nodes_have_to_be_given(log):
+    assert ergo(log).exit_code == 2
+
+
+def test_what_cannot_be_simulated_is_one_sentence(log, tmp_path):
+    assert "cannot be read" in failed(str(tmp_path / "none.csv"), *FLEET)
+    assert "no column a" in failed(log, *FLEET, "--columns", "submit=a,duration=duration,devices=num_gpu")
+    huge = tmp_path / "huge.csv"
+    huge.write_text("job_id,submission_time,duration,num_gpu\na,1,1,64\n")
+    assert "No job of the log fits" in failed(str(huge), *FLEET)
