@@ -30,6 +30,7 @@ def rows(policies: Sequence[Measures]) -> Iterator[Row]:
     yield row("  of so many hours", lambda one: f"{one.from_admission.hours:,}")
     if any(one.from_admission.excused for one in policies):
         yield row("  excused: failures", lambda one: f"{one.from_admission.excused:,}")
+    yield row("  last parts, not counted", lambda one: f"{one.from_admission.short:,}")
     yield row("from submission", lambda one: missed(one.from_submission))
     yield row("  of so many hours", lambda one: f"{one.from_submission.hours:,}")
     for tier in GUARANTEED:

@@ -45,12 +45,15 @@ class Service:
 
     Attributes:
         excused: of `below`: a failure alone cost more than the level leaves.
+        short: last parts of hours that missed the level by their own length, though what they lacked is less than what
+            an hour may lack; not in `below`.
         missed: share of the hours below level that nothing excuses, 0 to 1.
     """
 
     hours: int
     below: int
     excused: int = 0
+    short: int = 0
     missed: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -193,7 +196,7 @@ def _completion(jobs: Iterable[JobOutcome]) -> Times:
 
 
 def _from_admission(jobs: Iterable[JobOutcome]) -> Service:
-    of = [(job.hours, job.below, job.excused) for job in jobs]
+    of = [(job.hours, job.below, job.excused, job.short_below) for job in jobs]
     return Service(*(sum(column) for column in zip(*of, strict=True))) if of else Service(0, 0)
 
 

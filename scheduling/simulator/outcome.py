@@ -59,8 +59,7 @@ class Outcome:
     Attributes:
         samples: (time s, devices given to jobs, devices of healthy nodes, jobs waiting), in time order, one a simulated
             ten minutes.
-        busy_device_s: device-seconds that were given to jobs; `healthy_device_s` those that healthy nodes had;
-            `idle_while_asked_s` those that were free while a job waited that would have fitted.
+        busy_device_s: device-seconds that were given to jobs; `healthy_device_s` those that healthy nodes had.
         decisions: how many decisions were made; `decision_us` their times in microseconds, one for each round that
             decided something, divided by its decisions.
         cpu_s: processor time of the whole run; `policy_cpu_s` of the policy's part.
@@ -72,7 +71,6 @@ class Outcome:
     samples: list[tuple[float, int, int, int]] = field(default_factory=list[tuple[float, int, int, int]])
     busy_device_s: float = 0.0
     healthy_device_s: float = 0.0
-    idle_while_asked_s: float = 0.0
     decisions: int = 0
     decision_us: list[float] = field(default_factory=list[float])
     span_s: float = 0.0

@@ -20,7 +20,7 @@ def small(policy="ours", factor=1.0) -> Outcome:
     """One run with something of everything; `factor` makes jobs late."""
     jobs = [
         job("p1", P, 8, admitted=10, started=20, ended=120 * factor, hours=4, below=1, excused=1, resizes=2, moves=1,
-            hours_since_submission=5, below_since_submission=2, lost_device_s=1800),
+            hours_since_submission=5, below_since_submission=2, lost_device_s=1800, short_below=1),
         job("s1", S, 2, submit=50, admitted=50, started=60, ended=250 * factor, hours=6, below=0, preemptions=1,
             hours_since_submission=6, below_since_submission=0, lost_device_s=1800),
         job("b1", B, 300, submit=100, admitted=None, started=400, ended=500 * factor, preemptions=7, restarts=1),

@@ -101,7 +101,7 @@ def test_the_json_document_keeps_its_fields():
         "decision_all_us", "decision_mean_us", "decision_p99_us", "decision_quantiles_us", "span_s", "cpu_s",
         "policy_cpu_s", "waiting_for",
     }  # fmt: skip
-    assert policy["from_submission"] == {"hours": 11, "below": 2, "excused": 0, "missed": 2 / 11}
+    assert policy["from_submission"] == {"hours": 11, "below": 2, "excused": 0, "short": 0, "missed": 2 / 11}
     assert policy["completion"].keys() == {"count", "mean_s", "median_s", "p99_s"}
     assert policy["tiers"][0].keys() == {
         "tier", "jobs", "ended", "completion", "admission", "never_admitted", "from_admission", "from_submission",

@@ -10,13 +10,13 @@ from tests.scheduling.simulator.outcomes import B, P, S, job, outcome, small
 
 def test_service_levels_are_counted_from_admission_and_from_submission():
     found = measure(small())
-    assert found.from_admission == Service(hours=10, below=1, excused=1)
+    assert found.from_admission == Service(hours=10, below=1, excused=1, short=1)
     assert found.from_admission.missed == 0  # it was excused
     assert found.from_submission == Service(hours=11, below=2)
     assert found.from_submission.missed == pytest.approx(2 / 11)
     assert found.of(P).from_submission == Service(5, 2)
-    assert found.of(S).from_admission == Service(6, 0, 0)
-    assert found.of(B).from_admission == Service(0, 0, 0) and found.of(B).from_admission.missed == 0
+    assert found.of(S).from_admission == Service(6, 0)
+    assert found.of(B).from_admission == Service(0, 0) and found.of(B).from_admission.missed == 0
 
 
 def test_jobs_that_have_not_ended_are_counted_apart():
