@@ -111,7 +111,7 @@ class Run:
     def run(self) -> Outcome:
         """Until every job has ended."""
         started = time.process_time()
-        clock = time.perf_counter
+        clock = time.thread_time  # whoever else uses the machine is not the policy's cost
         out, book = self.out, self.book
         while self.left and self.events:
             at = self.events[0][0]
