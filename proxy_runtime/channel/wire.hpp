@@ -22,8 +22,8 @@ enum class Tag : uint8_t {
               // in the payload (padded)
   Int,        // 1 word
   Bool,       // bit 8
-  Float,      // payload: 1 word (double)
-  ScalarInt,  // payload: 1 word (an int given for a Scalar argument)
+  Float,      // bits 8..15 its range, which only tells templates apart. Payload: 1 word (double)
+  ScalarInt,  // bits 8..15 as Float. Payload: 1 word (an int given for a Scalar argument)
   ScalarBool,    // payload: 1 word (a bool given for a Scalar argument)
   String,        // bits 8..39 length; bytes padded
   Device,        // bit 8: 1 = cpu, 0 = the device
@@ -37,9 +37,12 @@ enum class Tag : uint8_t {
   Layout,        // bits 8..15
   DType,         // bits 8..15 (ScalarType that arrives as its own kind)
   MemoryFormat,  // bits 8..15
-  SparseTensor   // bits 8..15 sparse dims, 16..23 dense dims, 24 coalesced; sizes[all dims]; then two Tensor encodings,
-                 // indices and values. As an argument it comes after its two components
+  Composed,      // a sparse or nested tensor: bits 8..15 Composition, 16..23 sparse dims, 24 coalesced; n, geometry[n]
+                 // (composed.hpp); then the Tensor encodings of its components. As an argument it comes after these
+  SameTensor  // bits 8..39 number of an earlier Tensor-tagged argument, which this one is; no number of its own. Some
+              // kernels take another path for it (attention to oneself)
 };
+enum class Composition : uint8_t { Coo = 0, Csr = 1, Csc = 2, Bsr = 3, Bsc = 4, Nested = 5 };
 enum TensorFlag : uint8_t { Canonical = 1, Conj = 2, Neg = 4, WrappedNumber = 8 };
 // Canonical: offset 0 and every stride, those of size-1 dimensions too, as a fresh contiguous tensor has.
 enum class ListElement : uint8_t { Other = 0, Tensor = 1, OptionalTensor = 2, Number = 3 };
@@ -89,11 +92,12 @@ enum class FlagWord : uint8_t {
 // return := 'T' out | 'L' n out[n] | 'I' int | 'B' bool | 'D' double | 'N'
 // out := header [offset, sizes[ndim], strides[ndim]] ; header 0 = undefined tensor
 //   header bits 0..7 OutKind, 8..15 dtype, 16..23 ndim, 24..31 TensorFlag, 32..63 reference
-//   Sparse: header bits 24 coalesced, 32..63 sparse dims; sizes[ndim], then out of indices and of values
+//   Composed: header bits 16..23 Composition, 24 coalesced, 32..63 sparse dims; n, geometry[n], then out of each
+//   component
 // post := argument index, storage bytes after the op, out     (arguments that the op resized or restrided;
-//         of a sparse one all of its new state, after posts of its components)
+//         of a composed one all of its new state, after posts of its components)
 // References count the Tensor-tagged arguments of the call in order; OutKind::New counts new storages.
-enum class OutKind : uint8_t { Undefined = 0, SameAsArgument = 1, AliasOfArgument = 2, New = 3, Sparse = 4 };
+enum class OutKind : uint8_t { Undefined = 0, SameAsArgument = 1, AliasOfArgument = 2, New = 3, Composed = 4 };
 
 // Store request bytes: u8 op, u32 key length, key, u32 value length, value, i64 number.
 // Reply: u8 ok (0: key missing), then the bytes (Get, CompareSet) or an i64 (Add, NumKeys, Check, Delete).

@@ -1,7 +1,6 @@
 """The checked-in list of what differs, and why.
 
 One line a difference, tab-separated: table, entry, dtype, phase, kind, first sample, reason. Everything else is equal.
-``*`` as entry and dtype stands for all of a table, where a whole layout is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from tests.operators.outcome import Outcome
 LIST = Path(__file__).parent / "expected.tsv"
 HEAD = "# table\tentry\tdtype\tphase\tkind\tfirst sample\treason"
 UNEXPLAINED = "?"
-ALL = "*"
 
 
 class Expected(NamedTuple):
@@ -33,11 +31,6 @@ class Expected(NamedTuple):
         return self[:5]
 
 
-def _is_known(key: tuple[str, str, str, str, str], known: set[tuple[str, str, str, str, str]]) -> bool:
-    table, _, _, phase, kind = key
-    return key in known or (table, ALL, ALL, phase, kind) in known
-
-
 def load(path: Path = LIST) -> list[Expected]:
     lines = [line.split("\t") for line in path.read_text().splitlines() if line and not line.startswith("#")]
     return [
@@ -53,7 +46,7 @@ def compare(expected: list[Expected], outcome: Outcome) -> list[str]:
     new = [
         f"new: {' '.join(finding.key)}: sample {finding.sample}: {finding.text}"
         for finding in outcome.findings
-        if not _is_known(finding.key, known)
+        if finding.key not in known
     ]
     gone = [
         f"gone: {' '.join(entry.key)}: take it off the list"
@@ -69,10 +62,7 @@ def update(outcome: Outcome, path: Path = LIST) -> None:
     reasons = {entry.key: entry.reason for entry in old}
     similar = {(entry.table, entry.name, entry.kind): entry.reason for entry in old}
     kept = [e for e in old if not outcome.covers(e.table, e.name, e.dtype, e.phase, e.sample)]
-    taken = {entry.key for entry in kept}
     for finding in outcome.findings:
-        if _is_known(finding.key, taken):
-            continue
         reason = reasons.get(finding.key) or similar.get((finding.table, finding.name, finding.kind), UNEXPLAINED)
         kept.append(Expected(*finding.key, finding.sample, reason))
     lines = ["\t".join(map(str, entry)) for entry in sorted(kept)]

@@ -40,12 +40,6 @@ def test_what_was_not_run_is_not_gone(entry: Expected, cap: int, extended: bool)
     assert expected.compare([entry], ran(cap=cap, extended=extended)) == []
 
 
-def test_a_layout_that_is_refused_is_one_line() -> None:
-    line = Expected("op", expected.ALL, expected.ALL, "sparse_csr", "refused", 0, "not forwarded")
-    assert expected.compare([line], ran(Finding(*ADD, "sparse_csr", "refused", 0, ""))) == []
-    assert expected.compare([line], ran(Finding(*ADD, "sparse_csr", "wrong", 0, ""))) != []
-
-
 def test_an_update_keeps_reasons_and_what_was_not_run(tmp_path: Path) -> None:
     path = tmp_path / "list.tsv"
     other = "op\tmul\tfloat32\tforward\twrong\t0\tnot run"

@@ -31,9 +31,12 @@ def test_every_line_of_the_list_has_a_reason() -> None:
 
 
 def test_few_entries_differ() -> None:
-    """At most twelve run another kernel by design, at most 1 % are refused; none is wrong or launches in the rank."""
+    """At most twelve run another kernel by design, at most 1 % are refused; none is wrong or launches in the rank.
+
+    An entry counts as refused if any sample in any layout, dtype and phase is.
+    """
     entries = expected.load()
-    assert len({e[:2] for e in entries if e.kind == document.REFUSED and e.name != expected.ALL}) <= 8
+    assert len({e[:2] for e in entries if e.kind == document.REFUSED}) <= document.number_of_entries() / 100
     assert len({e[:2] for e in entries if e.kind == document.OTHER_KERNEL}) <= 12
     assert {
         e.key

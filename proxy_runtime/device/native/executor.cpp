@@ -54,8 +54,17 @@ void Executor::define(RankState& rank, Template& t, Call call, WordWriter& spec)
     dispatch(rank, t, context, stack, &before);
   } catch (const c10::NotImplementedError&) {
     // torch's words name the keys that it looked for, which the rank does not have.
-    TORCH_CHECK_NOT_IMPLEMENTED(t.op.hasComputedKernelForDispatchKey(keys_.highestPriorityTypeId()),
-                                "ergosphere: ", t.name, " has no kernel for the device of this job, which is of kind ",
+    c10::DispatchKey key = keys_.highestPriorityTypeId();
+    const char* layout = "";
+    for (const at::Tensor& argument : context.flat)
+      if (const auto kind = composition_of(argument)) {
+        layout = *kind == Composition::Nested ? "nested tensors on " : "sparse tensors on ";
+        key = *kind == Composition::Nested
+                  ? c10::DispatchKey::NestedTensorCPU
+                  : c10::computeDispatchKey(argument.scalar_type(), argument.layout(), argument.device());
+      }
+    TORCH_CHECK_NOT_IMPLEMENTED(t.op.hasComputedKernelForDispatchKey(key), "ergosphere: ", t.name,
+                                " has no kernel for ", layout, "the device of this job, which is of kind ",
                                 backend_.device().type(),
                                 "; use an operator that this kind has too, or run the job on another kind of device");
     throw;

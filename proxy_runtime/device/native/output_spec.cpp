@@ -1,7 +1,5 @@
 #include "output_spec.hpp"
 
-#include <ATen/SparseTensorImpl.h>
-#include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
 #include <ATen/ops/alias.h>
 
 #include <algorithm>
@@ -11,9 +9,7 @@
 namespace ergo::device {
 namespace {
 
-at::SparseTensorImpl* sparse_impl(const at::Tensor& t) {
-  return static_cast<at::SparseTensorImpl*>(t.unsafeGetTensorImpl());
-}
+bool is_composed(const at::Tensor& t) { return ergo::is_composed(*t.unsafeGetTensorImpl()); }
 
 c10::StorageImpl* storage_impl(const at::Tensor& t) {
   return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
@@ -21,55 +17,59 @@ c10::StorageImpl* storage_impl(const at::Tensor& t) {
 
 void require_describable(const Template& t, const at::Tensor& result, c10::Device device) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      result.layout() == c10::kSparse || (result.layout() == c10::kStrided && result.has_storage()), t.name,
-      " returned a ", result.layout(),
-      " tensor; only dense and sparse COO tensors can live on a proxied device: do this part on the CPU");
-  TORCH_CHECK_NOT_IMPLEMENTED(
       !result.is_quantized(), t.name,
       " returned a quantized tensor, which cannot live on a proxied device: quantize on the CPU");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      is_composed(result) ? composition_of(result).has_value() : result.has_storage(), t.name, " returned a ",
+      result.layout(),
+      " tensor; only dense, sparse and nested tensors can live on a proxied device: do this part on the CPU");
   TORCH_CHECK_NOT_IMPLEMENTED(result.device().type() == device.type(), t.name, " returned a tensor on ",
                               result.device(), "; results on the host cannot be sent back to the rank");
 }
 
-ExpectedOutput classify(const at::Tensor& result, const FlatTensors& arguments, std::vector<c10::Storage>& news) {
+// Where the bytes of a dense result are.
+ExpectedOutput classify_dense(const at::Tensor& result, const FlatTensors& arguments, std::vector<c10::Storage>& news) {
   ExpectedOutput out;
-  if (!result.defined()) return out;
   out.dtype = result.scalar_type();
   out.sizes = result.sizes().vec();
-  if (result.is_sparse()) {
-    out.strides.resize(out.sizes.size());  // it has none; an argument's own are not looked at
-  } else {
-    out.strides = result.strides().vec();
-    out.offset = result.storage_offset();
-  }
-  auto number = [](size_t i) { return static_cast<uint32_t>(i); };
-  for (size_t i = 0; i < arguments.size(); i++)
-    if (arguments[i].unsafeGetTensorImpl() == result.unsafeGetTensorImpl()) {
-      out.kind = OutKind::SameAsArgument, out.reference = number(i);
-      return out;
-    }
-  if (result.is_sparse()) {
-    const auto* sparse = sparse_impl(result);
-    out.kind = OutKind::Sparse;
-    out.reference = number(static_cast<size_t>(sparse->sparse_dim()));
-    out.coalesced = sparse->coalesced();
-    out.components = {classify(sparse->indices(), arguments, news), classify(sparse->values(), arguments, news)};
-    return out;
-  }
+  out.strides = result.strides().vec();
+  out.offset = result.storage_offset();
   auto* impl = storage_impl(result);
   for (size_t i = 0; i < arguments.size(); i++)
-    if (storage_impl(arguments[i]) == impl) {
-      out.kind = OutKind::AliasOfArgument, out.reference = number(i);
+    if (!is_composed(arguments[i]) && storage_impl(arguments[i]) == impl) {
+      out.kind = OutKind::AliasOfArgument, out.reference = static_cast<uint32_t>(i);
       return out;
     }
   out.kind = OutKind::New;
   for (size_t i = 0; i < news.size(); i++)
     if (news[i].unsafeGetStorageImpl() == impl) {
-      out.reference = number(i);
+      out.reference = static_cast<uint32_t>(i);
       return out;
     }
-  out.reference = number(news.size());
+  out.reference = static_cast<uint32_t>(news.size());
   news.push_back(result.storage());
+  return out;
+}
+
+ExpectedOutput same_as_argument(const at::Tensor& argument, size_t i) {
+  ExpectedOutput out;
+  out.kind = OutKind::SameAsArgument, out.reference = static_cast<uint32_t>(i);
+  out.dtype = argument.scalar_type();
+  if (is_composed(argument)) return out;  // the rank has it
+  out.sizes = argument.sizes().vec(), out.strides = argument.strides().vec(), out.offset = argument.storage_offset();
+  return out;
+}
+
+ExpectedOutput classify(const at::Tensor& result, const FlatTensors& arguments, std::vector<c10::Storage>& news) {
+  if (!result.defined()) return {};
+  for (size_t i = 0; i < arguments.size(); i++)
+    if (arguments[i].unsafeGetTensorImpl() == result.unsafeGetTensorImpl()) return same_as_argument(result, i);
+  if (!is_composed(result)) return classify_dense(result, arguments, news);
+  ExpectedOutput out;
+  out.kind = OutKind::Composed;
+  out.dtype = result.scalar_type();
+  for (const at::Tensor& component : decompose(result, *composition_of(result)).components)
+    out.components.push_back(classify_dense(component, arguments, news));
   return out;
 }
 
@@ -78,12 +78,14 @@ void write_out(WordWriter& words, const ExpectedOutput& out, const at::Tensor& t
     words.word(0);
     return;
   }
-  if (out.kind == OutKind::Sparse) {
+  if (out.kind == OutKind::Composed) {
+    const Composed parts = decompose(t, *composition_of(t));
     words.word(static_cast<uint64_t>(out.kind) | static_cast<uint64_t>(out.dtype) << 8 |
-               uint64_t{out.sizes.size()} << 16 | uint64_t{out.coalesced} << 24 | uint64_t{out.reference} << 32);
-    for (int64_t size : out.sizes) words.word(static_cast<uint64_t>(size));
-    write_out(words, out.components[0], sparse_impl(t)->indices());
-    write_out(words, out.components[1], sparse_impl(t)->values());
+               static_cast<uint64_t>(parts.kind) << 16 | uint64_t{parts.coalesced} << 24 |
+               uint64_t{parts.sparse_dim} << 32);
+    words.word(parts.geometry.size());
+    for (int64_t number : parts.geometry) words.word(static_cast<uint64_t>(number));
+    for (size_t i = 0; i < parts.components.size(); i++) write_out(words, out.components[i], parts.components[i]);
     return;
   }
   uint64_t flags = (t.is_conj() ? Conj : 0) | (t.is_neg() ? Neg : 0);
@@ -99,11 +101,11 @@ bool same_tensor(const at::Tensor& a, const at::Tensor& b) {
          a.storage_offset() == b.storage_offset();
 }
 
-bool same_sparse(const at::Tensor& a, const at::Tensor& b) {
-  const auto *x = sparse_impl(a), *y = sparse_impl(b);
-  return x->sparse_dim() == y->sparse_dim() && x->dense_dim() == y->dense_dim() && x->sizes() == y->sizes() &&
-         x->coalesced() == y->coalesced() && same_tensor(x->indices(), y->indices()) &&
-         same_tensor(x->values(), y->values());
+bool same_composed(const at::Tensor& a, const at::Tensor& b) {
+  if (composition_of(a) != composition_of(b)) return false;
+  const Composed x = decompose(a, *composition_of(a)), y = decompose(b, *composition_of(b));
+  return x.sparse_dim == y.sparse_dim && x.coalesced == y.coalesced && x.geometry == y.geometry &&
+         std::equal(x.components.begin(), x.components.end(), y.components.begin(), same_tensor);
 }
 
 bool same_geometry(const at::Tensor& t, const ExpectedOutput& out) {
@@ -114,11 +116,8 @@ bool same_geometry(const at::Tensor& t, const ExpectedOutput& out) {
 }  // namespace
 
 at::Tensor snapshot(const at::Tensor& tensor) {
-  if (!tensor.is_sparse()) return tensor.alias();
-  const auto* impl = sparse_impl(tensor);
-  return at::_sparse_coo_tensor_with_dims_and_tensors(impl->sparse_dim(), impl->dense_dim(), impl->sizes(),
-                                                      impl->indices(), impl->values(), tensor.options(),
-                                                      impl->coalesced());
+  if (!is_composed(tensor)) return tensor.alias();
+  return compose(decompose(tensor, *composition_of(tensor)));
 }
 
 Outputs describe_outputs(const Template& t, const torch::jit::Stack& returns, const FlatTensors& before,
@@ -162,19 +161,12 @@ Outputs describe_outputs(const Template& t, const torch::jit::Stack& returns, co
     posts.word(bytes);
     write_out(posts, out, after[i]);
   };
-  auto geometry = [&](size_t i) {
-    ExpectedOutput out;
-    out.kind = OutKind::SameAsArgument;
-    out.reference = static_cast<uint32_t>(i);
-    out.dtype = after[i].scalar_type();
-    out.sizes = after[i].sizes().vec(), out.strides = after[i].strides().vec(), out.offset = after[i].storage_offset();
-    post(i, out, after[i].storage().nbytes());
-  };
+  auto geometry = [&](size_t i) { post(i, same_as_argument(after[i], i), after[i].storage().nbytes()); };
   for (size_t i = 0; i < after.size(); i++) {
-    if (after[i].is_sparse()) {
-      if (same_sparse(before[i], after[i])) continue;
+    if (is_composed(after[i])) {
+      if (same_composed(before[i], after[i])) continue;
       // The storages of its components may have grown, too.
-      geometry(i - 2), geometry(i - 1);
+      for (size_t n = components_of(*composition_of(after[i])); n > 0; n--) geometry(i - n);
       FlatTensors others(after);
       others[i] = at::Tensor(before[i]);  // it is described by its components, not as itself
       post(i, classify(after[i], others, result.new_storages), 0);

@@ -20,9 +20,8 @@ struct ExpectedOutput {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> sizes, strides;
   int64_t offset = 0;
-  // Sparse, with the sparse dims in `reference`: indices and values. Only in one-off calls.
+  // Composed: those of its components. Only in one-off calls.
   std::vector<ExpectedOutput> components;
-  bool coalesced = false;
 };
 
 struct Template {

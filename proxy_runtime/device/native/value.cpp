@@ -2,7 +2,6 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/jit_type.h>
-#include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/TensorImpl.h>
 
@@ -63,7 +62,8 @@ c10::IValue parse_list(uint64_t word, WordReader& key, Convert convert) {
 }
 
 bool is_tensor(Tag tag) {
-  return tag == Tag::Tensor || tag == Tag::CpuTensor || tag == Tag::UndefinedTensor || tag == Tag::SparseTensor;
+  return tag == Tag::Tensor || tag == Tag::CpuTensor || tag == Tag::UndefinedTensor || tag == Tag::Composed ||
+         tag == Tag::SameTensor;
 }
 bool is_number(Tag tag) {
   return tag == Tag::Float || tag == Tag::FloatKey || tag == Tag::ScalarInt || tag == Tag::ScalarBool ||
@@ -169,31 +169,34 @@ at::Tensor cpu_tensor(const TensorMeta& meta, WordReader& payload) {
   return t;
 }
 
-Value parse_sparse(uint64_t word, WordReader& key, c10::Device device, int depth) {
+Value parse_composed(uint64_t word, WordReader& key, c10::Device device, int depth) {
+  if (depth >= kMaxDepth) throw ProtocolError("a composed tensor nested too deeply");
   Value value;
-  value.tag = Tag::SparseTensor;
-  value.sparse_dim = static_cast<int64_t>(bits(word, 8, 8));
-  const uint64_t n = bits(word, 8, 8) + bits(word, 16, 8);
-  if (n > UINT8_MAX || depth >= kMaxDepth) throw ProtocolError("a sparse tensor of " + std::to_string(n) + " dims");
-  value.coalesced = bits(word, 24, 1) != 0;
-  for (uint64_t i = 0; i < n; i++) value.tensor.sizes.push_back(checked_size(key.word()));
-  for (int i = 0; i < 2; i++) {
+  value.tag = Tag::Composed;
+  auto composed = std::make_shared<Composed>();
+  const uint64_t kind = bits(word, 8, 8);
+  if (kind > static_cast<uint64_t>(Composition::Nested)) throw ProtocolError("a tensor of unknown composition");
+  composed->kind = static_cast<Composition>(kind);
+  composed->sparse_dim = static_cast<uint8_t>(bits(word, 16, 8));
+  composed->coalesced = bits(word, 24, 1) != 0;
+  const uint64_t n = key.word();
+  if (n > key.left()) throw ProtocolError("a geometry longer than its message");
+  for (uint64_t i = 0; i < n; i++) composed->geometry.push_back(checked_size(key.word()));
+  if (composed->kind != Composition::Nested && (n > UINT8_MAX || composed->sparse_dim > n))
+    throw ProtocolError("a sparse tensor of " + std::to_string(n) + " dims");
+  for (size_t i = 0; i < components_of(composed->kind); i++) {
     value.children.push_back(parse_value(key, device, depth + 1));
-    if (value.children.back().tag != Tag::Tensor) throw ProtocolError("a sparse tensor without components");
+    if (value.children.back().tag != Tag::Tensor) throw ProtocolError("a composed tensor without components");
   }
-  value.tensor.dtype = value.children[1].tensor.dtype;
+  value.composed = std::move(composed);
   return value;
 }
 
-at::Tensor sparse_tensor(const Value& value, CallContext& call) {
-  const at::Tensor indices = materialise(value.children[0], call).toTensor();
-  const at::Tensor values = materialise(value.children[1], call).toTensor();
-  const auto dims = static_cast<int64_t>(value.tensor.sizes.size());
-  at::Tensor t = at::_sparse_coo_tensor_with_dims_and_tensors(value.sparse_dim, dims - value.sparse_dim,
-                                                              value.tensor.sizes, indices, values,
-                                                              values.options().layout(c10::kSparse), value.coalesced);
-  call.flat.push_back(t);
-  return t;
+at::Tensor composed_tensor(const Value& value, CallContext& call) {
+  Composed parts = *value.composed;
+  for (const Value& child : value.children) parts.components.push_back(materialise(child, call).toTensor());
+  call.flat.push_back(compose(parts));
+  return call.flat.back();
 }
 
 c10::IValue materialise_list(const Value& value, CallContext& call) {
@@ -274,8 +277,11 @@ Value parse_value(WordReader& key, c10::Device device, int depth) {
     case Tag::Tensor:
       value.tensor = parse_tensor(word, key, true);
       break;
-    case Tag::SparseTensor:
-      return parse_sparse(word, key, device, depth);
+    case Tag::Composed:
+      return parse_composed(word, key, device, depth);
+    case Tag::SameTensor:
+      value.same_as = bits(word, 8, 32);
+      break;
     case Tag::CpuTensor:
       value.tensor = parse_tensor(word, key, false);
       if (!value.tensor.sizes.empty()) key.word();  // the content hash only tells templates apart
@@ -355,8 +361,11 @@ c10::IValue materialise(const Value& value, CallContext& call) {
       call.flat.push_back(t);
       return t;
     }
-    case Tag::SparseTensor:
-      return sparse_tensor(value, call);
+    case Tag::Composed:
+      return composed_tensor(value, call);
+    case Tag::SameTensor:
+      if (value.same_as >= call.flat.size()) throw std::runtime_error("the same tensor as one that is not there");
+      return call.flat[value.same_as];
     case Tag::CpuTensor:
       return cpu_tensor(value.tensor, call.payload);
     case Tag::Float:

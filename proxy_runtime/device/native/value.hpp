@@ -7,10 +7,12 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "backend.hpp"
+#include "composed.hpp"
 #include "storage.hpp"
 #include "wire.hpp"
 
@@ -31,11 +33,11 @@ struct TensorMeta {
 struct Value {
   Tag tag = Tag::None;
   ListElement element = ListElement::Other;
-  c10::IValue constant;         // all that the key decides
-  TensorMeta tensor;            // Tensor, CpuTensor; SparseTensor: sizes
-  std::vector<Value> children;  // List; SparseTensor: indices and values
-  int64_t sparse_dim = 0;       // SparseTensor
-  bool coalesced = false;       // SparseTensor
+  c10::IValue constant;                            // all that the key decides
+  TensorMeta tensor;                               // Tensor, CpuTensor
+  std::vector<Value> children;                     // List; Composed: its components
+  std::shared_ptr<const ergo::Composed> composed;  // all else of it
+  uint64_t same_as = 0;                            // SameTensor: its number
 };
 
 // Parses one encoded value. Throws ProtocolError.
@@ -53,7 +55,7 @@ struct CallContext {
   WordReader handles;
   WordReader payload;
   c10::DispatchKeySet keys;  // of a dense tensor on the device
-  FlatTensors flat;          // the Tensor-tagged arguments in order, sparse ones after their components
+  FlatTensors flat;          // the Tensor-tagged arguments in order, composed ones after their components
 };
 
 // Throws ProtocolError for a malformed call, c10::Error for a handle of a failed operation.

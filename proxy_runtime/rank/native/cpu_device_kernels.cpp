@@ -49,6 +49,13 @@ Tensor sdpa_kernel(const Tensor& query, const Tensor& key, const Tensor& value, 
       at::_scaled_dot_product_attention_math(query, key, value, additive, dropout, causal, std::nullopt, scale, gqa));
 }
 
+// The CPU has no fused attention of nested tensors.
+Tensor nested_sdpa_kernel(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
+                          double dropout, bool causal, std::optional<double> scale, bool gqa) {
+  return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, additive_mask(mask, query.scalar_type()),
+                                                            dropout, causal, std::nullopt, scale, gqa));
+}
+
 Tensor sum_of(const Tensor& a, const Tensor& b, const OptionalTensor& c, const OptionalTensor& d) {
   Tensor total = a + b;
   if (defined(c)) total = total + *c;
@@ -146,6 +153,9 @@ void register_cpu_device_kernels(torch::Library& library, torch::Library& autogr
     target->impl("_thnn_fused_gru_cell", gru_cell_kernel);
     target->impl("_fused_rms_norm", rms_norm_kernel);
   }
+  for (auto key : {c10::DispatchKey::NestedTensorCUDA, c10::DispatchKey::AutogradNestedTensor})
+    (new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__))  // for ever
+        ->impl("scaled_dot_product_attention", nested_sdpa_kernel);
   library.impl("_fused_sdp_choice", sdp_choice_kernel);
   library.impl("_use_cudnn_ctc_loss", no_cudnn_ctc);
   library.impl("_use_cudnn_ctc_loss.Tensor", no_cudnn_ctc_tensor);

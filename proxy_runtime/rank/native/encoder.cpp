@@ -5,6 +5,8 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/DefaultDtype.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "flags.hpp"
@@ -20,6 +22,9 @@ using c10::TypeKind;
 
 // CPU tensors beyond this many bytes (index lists, mostly) are sent as storages instead of as payload.
 constexpr size_t kInlineBytes = 64 * 1024;
+
+// Arguments are compared with as many earlier ones; lists can be long.
+constexpr size_t kFirstTensors = 6;
 
 // As many as the field of the wire format holds.
 constexpr int64_t kMaxDimensions = 255;
@@ -95,31 +100,49 @@ class Encoder {
   void tensor(const at::Tensor& t, bool written) {
     if (!t.defined()) return word(Tag::UndefinedTensor);
     if (t.device().type() == kDeviceType) {
-      if (t.layout() == c10::Layout::Sparse) return sparse_tensor(t);
-      TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == c10::Layout::Strided, "ergosphere: ", info_.name,
-                                  " got a tensor of layout ", t.layout(),
-                                  "; only strided and sparse COO tensors are forwarded to the device proxy");
+      if (is_earlier(t)) return;
+      if (C10_UNLIKELY(is_composed(*t.unsafeGetTensorImpl()))) return composed_tensor(t);
       device_tensor(t);
       return;
     }
     cpu_tensor(t, written);
   }
 
+  // Whether it is the very tensor of an earlier argument; then that is all that is sent.
+  bool is_earlier(const at::Tensor& t) {
+    const size_t n = std::min(call_.tensors.size(), kFirstTensors);
+    for (size_t i = 0; i < n; ++i)
+      if (C10_UNLIKELY(call_.tensors[i]->unsafeGetTensorImpl() == t.unsafeGetTensorImpl())) {
+        word(Tag::SameTensor, i);
+        call_.has_mask = call_.has_mask || is_mask(t);
+        return true;
+      }
+    return false;
+  }
+
+  static bool is_mask(const at::Tensor& t) { return t.scalar_type() == at::kBool || t.scalar_type() == at::kByte; }
+
   void device_tensor(const at::Tensor& t) {
     encode_tensor_metadata(t, call_.key);
     call_.handles.push_back(handle_of(t));
-    if (!call_.tensors.empty() && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte)) call_.has_mask = true;
+    if (!call_.tensors.empty() && is_mask(t)) call_.has_mask = true;
     call_.tensors.push_back(&t);
   }
 
-  void sparse_tensor(const at::Tensor& t) {
-    const auto* impl = sparse_impl(t);
-    word(Tag::SparseTensor, static_cast<uint64_t>(impl->sparse_dim()) | static_cast<uint64_t>(impl->dense_dim()) << 8 |
-                                uint64_t{impl->coalesced()} << 16);
-    for (auto size : impl->sizes()) call_.key.push_back(static_cast<uint64_t>(size));
-    call_.has_sparse = true;
-    for (const at::Tensor& component : {impl->indices(), impl->values()}) {
-      call_.components.push_back(component);
+  void composed_tensor(const at::Tensor& t) {
+    const auto kind = composition_of(t);
+    TORCH_CHECK_NOT_IMPLEMENTED(kind.has_value() && !t.is_quantized(), "ergosphere: ", info_.name, " got a ",
+                                t.is_quantized() ? "quantized tensor" : "tensor of layout ", t.layout(),
+                                "; only dense, sparse and nested tensors are forwarded to the device proxy: use one of "
+                                "these, or do this part on the CPU");
+    Composed parts = decompose(t, *kind);
+    word(Tag::Composed,
+         uint64_t{static_cast<uint8_t>(*kind)} | uint64_t{parts.sparse_dim} << 8 | uint64_t{parts.coalesced} << 16);
+    call_.key.push_back(parts.geometry.size());
+    for (auto number : parts.geometry) call_.key.push_back(static_cast<uint64_t>(number));
+    call_.has_composed = true;
+    for (at::Tensor& component : parts.components) {
+      call_.components.push_back(std::move(component));
       device_tensor(call_.components.back());
     }
     call_.tensors.push_back(&t);
@@ -143,7 +166,7 @@ class Encoder {
 
   void integer(int64_t v, ArgumentKind kind) {
     if (kind == ArgumentKind::Number) {
-      word(Tag::ScalarInt);
+      word(Tag::ScalarInt, range_of(static_cast<double>(v)));
       call_.payload.push_back(static_cast<uint64_t>(v));
     } else {
       word(Tag::Int);
@@ -165,9 +188,21 @@ class Encoder {
       word(Tag::FloatKey);
       call_.key.push_back(bits(v));
     } else {
-      word(Tag::Float);
+      word(Tag::Float, range_of(v));
       call_.payload.push_back(bits(v));
     }
+  }
+
+  // Where a number lies, also against the one before it. Operators check the ranges of their arguments: a value of
+  // another kind than those seen is asked about, so that the error is raised at the call, as it is on CUDA. Not in
+  // lists, of which there are too many kinds.
+  uint64_t range_of(double v) {
+    if (in_list_) return 0;
+    const double size = std::abs(v);
+    const uint64_t range = uint64_t{v < 0} | uint64_t{size > 0} << 1 | uint64_t{size >= 1} << 2 |
+                           uint64_t{size > 1} << 3 | uint64_t{!(size < HUGE_VAL)} << 4 | uint64_t{v < previous_} << 5;
+    previous_ = v;
+    return range;
   }
 
   void complex(c10::complex<double> v) {
@@ -219,7 +254,9 @@ class Encoder {
   void list(const IValue& v, ArgumentKind kind, bool written) {
     const auto items = v.toListRef();
     word(Tag::List, items.size() | (uint64_t{static_cast<uint8_t>(element_of(v))} << 32));
+    in_list_ = true;
     for (const auto& item : items) value(item, kind, written);
+    in_list_ = false;
   }
 
   static ListElement element_of(const IValue& v) {
@@ -239,6 +276,8 @@ class Encoder {
 
   const OpInfo& info_;
   EncodedCall& call_;
+  double previous_ = -HUGE_VAL;
+  bool in_list_ = false;
 };
 
 bool must_replace(const at::Tensor& t) {

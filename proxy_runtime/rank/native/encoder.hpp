@@ -1,7 +1,6 @@
 // Writes the arguments of a call as key, payload and handles (channel/wire.hpp).
 #pragma once
 
-#include <ATen/SparseTensorImpl.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 
@@ -9,25 +8,22 @@
 #include <deque>
 #include <vector>
 
+#include "composed.hpp"
 #include "op_info.hpp"
 #include "wire.hpp"
 
 namespace ergo::rank {
 
-inline at::SparseTensorImpl* sparse_impl(const at::Tensor& t) {
-  return static_cast<at::SparseTensorImpl*>(t.unsafeGetTensorImpl());
-}
-
 // A call on its way. `tensors` points into the stack the call was encoded from, in the order in which
-// output specifications refer to them: all Tensor-tagged arguments, and sparse ones after their components.
+// output specifications refer to them: all Tensor-tagged arguments, and composed ones after their components.
 struct EncodedCall {
   std::vector<uint64_t> key, payload, handles;
   std::vector<const at::Tensor*> tensors;
-  // Indices and values of sparse arguments: `tensors` points to these too.
+  // Of composed arguments: `tensors` points to these too.
   std::deque<at::Tensor> components;
-  uint32_t flags = 0;       // the number of its flags (flags.hpp)
-  bool has_mask = false;    // a bool or byte tensor is among the arguments after the first tensor
-  bool has_sparse = false;  // results depend on contents: nothing about this call may be remembered
+  uint32_t flags = 0;         // the number of its flags (flags.hpp)
+  bool has_mask = false;      // a bool or byte tensor is among the arguments after the first tensor
+  bool has_composed = false;  // results depend on contents: nothing about this call may be remembered
 
   void clear() {
     key.clear();
@@ -36,7 +32,7 @@ struct EncodedCall {
     tensors.clear();
     components.clear();
     has_mask = false;
-    has_sparse = false;
+    has_composed = false;
   }
 };
 

@@ -59,10 +59,10 @@ const Template* execute_known(const OpInfo& info, uint64_t hash, const EncodedCa
   return known;
 }
 
-bool returns_sparse(const OutputSpec& spec) {
+bool returns_composed(const OutputSpec& spec) {
   for (const auto& value : spec.returns)
     for (const auto& tensor : value.tensors)
-      if (tensor.kind == OutKind::Sparse) return true;
+      if (tensor.kind == OutKind::Composed) return true;
   return false;
 }
 
@@ -99,7 +99,7 @@ OutputSpec define(const OpInfo& info, uint64_t hash, const EncodedCall& call, bo
     channel.take_handles(spec->new_bytes.size());
     if (keep) {
       table.insert(hash,
-                   std::make_unique<Template>(Template{table.next_id(), &info, key, *spec, returns_sparse(*spec)}));
+                   std::make_unique<Template>(Template{table.next_id(), &info, key, *spec, returns_composed(*spec)}));
       ++channel.mutable_stats().defined;
     } else {
       ++channel.mutable_stats().one_off;
@@ -130,7 +130,7 @@ void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::optional<EncodedCall> own;
   EncodedCall& call = depth == 1 ? kept : own.emplace();
   encode_call(info, *stack, call);
-  bool one_off = info.one_off || call.has_sparse || (info.one_off_with_mask && call.has_mask);
+  bool one_off = info.one_off || call.has_composed || (info.one_off_with_mask && call.has_mask);
   const uint64_t hash = one_off ? 0 : TemplateTable::hash(info, call.key);
   uint64_t base = 0;
   if (!one_off) {

@@ -35,14 +35,13 @@ bool any_is(const std::array<std::string_view, N>& names, std::string_view name)
 }
 
 // Gives `key` a fallback, and a kernel in the place of each of torch's own for an aten operator, unless
-// `stays(operator name, name with overload)`. Returns how many kernels.
+// `stays(operator name, name with overload)`.
 template <auto* Kernel, auto* Fallback, class Stays>
-size_t take_layout(c10::DispatchKey key, Stays&& stays) {
+void take_layout(c10::DispatchKey key, Stays&& stays) {
   // Never removed: registrations live as long as the process.
   auto* fallback = new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
   auto* aten = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
   fallback->fallback(torch::CppFunction::makeFromBoxedFunction<Fallback>());
-  size_t n = 0;
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
@@ -50,9 +49,7 @@ size_t take_layout(c10::DispatchKey key, Stays&& stays) {
     const auto op = dispatcher.findSchema(name);
     if (!op.has_value() || !op->hasKernelForDispatchKey(key) || stays(name.name, full)) continue;
     aten->impl(full.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<Kernel>());
-    ++n;
   }
-  return n;
 }
 
 }  // namespace ergo::rank

@@ -133,8 +133,8 @@ void start(uintptr_t base, const std::string& kind, uint64_t device_bytes, std::
   install_pinned_memory();
   c10::SetAllocator(kDeviceType, device_allocator(), 255);
   register_operators(kind == "cpu" ? DeviceKind::Cpu : DeviceKind::Cuda);
-  register_sparse_layout();
-  register_unsupported_layouts();
+  register_composed_layouts();
+  register_quantized_layout();
   start_watching_libraries();
   watch_registrations(&on_new_operators);
 }

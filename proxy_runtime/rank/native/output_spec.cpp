@@ -9,7 +9,7 @@
 namespace ergo::rank {
 namespace {
 
-OutputTensor parse_tensor(WordReader& in, size_t n_arguments, size_t n_new, bool may_be_sparse = true) {
+OutputTensor parse_tensor(WordReader& in, size_t n_arguments, size_t n_new, bool may_be_composed = true) {
   OutputTensor out;
   const uint64_t header = in.word();
   out.kind = static_cast<OutKind>(header & 0xff);
@@ -18,13 +18,18 @@ OutputTensor parse_tensor(WordReader& in, size_t n_arguments, size_t n_new, bool
   const size_t dims = (header >> 16) & 0xff;
   out.flags = static_cast<uint8_t>((header >> 24) & 0xff);
   out.reference = static_cast<uint32_t>(header >> 32);
-  if (out.kind == OutKind::Sparse) {
-    TORCH_CHECK(may_be_sparse, "ergosphere: malformed output specification");
-    out.coalesced = (out.flags & 1) != 0;
-    out.sparse_dim = out.reference;
-    const uint64_t* sizes = in.words(dims);
-    out.sizes.assign(sizes, sizes + dims);
-    for (int i = 0; i < 2; ++i) out.components.push_back(parse_tensor(in, n_arguments, n_new, false));
+  if (out.kind == OutKind::Composed) {
+    TORCH_CHECK(may_be_composed && dims <= static_cast<uint8_t>(Composition::Nested),
+                "ergosphere: malformed output specification");
+    Composed& composed = out.composed.emplace();
+    composed.kind = static_cast<Composition>(dims);
+    composed.coalesced = (out.flags & 1) != 0;
+    composed.sparse_dim = static_cast<uint8_t>(out.reference);
+    const uint64_t n = in.word();
+    const uint64_t* geometry = in.words(n);
+    composed.geometry.assign(geometry, geometry + n);
+    for (size_t i = 0; i < components_of(composed.kind); ++i)
+      out.components.push_back(parse_tensor(in, n_arguments, n_new, false));
     return out;
   }
   out.offset = static_cast<int64_t>(in.word());
@@ -68,18 +73,19 @@ OutputValue parse_value(WordReader& in, size_t n_arguments, size_t n_new) {
   return value;
 }
 
+at::Tensor make_output(const OutputTensor& out, const EncodedCall& call, const std::vector<c10::Storage>& storages);
+
+Composed with_components(const OutputTensor& out, const EncodedCall& call, const std::vector<c10::Storage>& storages) {
+  Composed composed = *out.composed;
+  for (const auto& component : out.components) composed.components.push_back(make_output(component, call, storages));
+  return composed;
+}
+
 at::Tensor make_output(const OutputTensor& out, const EncodedCall& call, const std::vector<c10::Storage>& storages) {
   if (out.kind == OutKind::Undefined) return {};
   if (out.kind == OutKind::SameAsArgument) return *call.tensors[out.reference];
   const auto type = c10::scalarTypeToTypeMeta(out.dtype);
-  if (out.kind == OutKind::Sparse) {
-    const at::Tensor indices = make_output(out.components[0], call, storages);
-    const at::Tensor values = make_output(out.components[1], call, storages);
-    const auto dims = static_cast<int64_t>(out.sizes.size());
-    return at::_sparse_coo_tensor_with_dims_and_tensors(
-        out.sparse_dim, dims - out.sparse_dim, out.sizes, indices, values,
-        at::TensorOptions(type).layout(c10::kSparse).device(own_device()), out.coalesced);
-  }
+  if (out.kind == OutKind::Composed) return compose(with_components(out, call, storages));
   at::Tensor tensor;
   if (out.kind == OutKind::AliasOfArgument) {
     // The view constructor takes the key set literally: without the base's autograd keys the alias would be
@@ -100,15 +106,8 @@ at::Tensor make_output(const OutputTensor& out, const EncodedCall& call, const s
 
 void apply_update(const ArgumentUpdate& update, const EncodedCall& call, const std::vector<c10::Storage>& storages) {
   const OutputTensor& out = update.geometry;
-  if (out.kind == OutKind::Sparse) {
-    auto* sparse = sparse_impl(*call.tensors[update.argument]);
-    const at::Tensor indices = make_output(out.components[0], call, storages);
-    const at::Tensor values = make_output(out.components[1], call, storages);
-    sparse->raw_resize_(out.sparse_dim, static_cast<int64_t>(out.sizes.size()) - out.sparse_dim, out.sizes);
-    sparse->set_indices_and_values_unsafe(indices, values);
-    sparse->set_coalesced(out.coalesced);
-    return;
-  }
+  if (out.kind == OutKind::Composed)
+    return become(*call.tensors[update.argument], with_components(out, call, storages));
   auto* impl = call.tensors[update.argument]->unsafeGetTensorImpl();
   auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
   if (update.storage_bytes != storage->nbytes()) adopt_size(*storage, update.storage_bytes);

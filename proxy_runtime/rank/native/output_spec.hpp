@@ -6,8 +6,10 @@
 #include <ATen/core/stack.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "composed.hpp"
 #include "encoder.hpp"
 #include "wire.hpp"
 
@@ -20,10 +22,9 @@ struct OutputTensor {
   uint8_t flags = 0;  // TensorFlag
   int64_t offset = 0;
   std::vector<int64_t> sizes, strides;
-  // Sparse: indices and values.
+  // Composed: what but its components' tensors, and these.
+  std::optional<Composed> composed;
   std::vector<OutputTensor> components;
-  int64_t sparse_dim = 0;
-  bool coalesced = false;
 };
 
 struct OutputValue {

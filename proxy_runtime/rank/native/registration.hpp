@@ -24,10 +24,10 @@ const std::vector<std::string>& overridden_operators();
 // defines an operator after this call.
 void watch_registrations(void (*on_new_operators)());
 
-// Forwards what operators do with the contents of sparse COO tensors.
-size_t register_sparse_layout();
+// Forwards what operators do with the contents of sparse and nested tensors.
+void register_composed_layouts();
 
-// Raising kernels for layouts that the device proxy does not hold (compressed sparse, quantized).
-size_t register_unsupported_layouts();
+// Raising kernels for quantized tensors, which the device proxy does not hold.
+void register_quantized_layout();
 
 }  // namespace ergo::rank

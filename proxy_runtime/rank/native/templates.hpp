@@ -18,7 +18,7 @@ struct Template {
   const OpInfo* op = nullptr;
   std::vector<uint64_t> key;
   OutputSpec outputs;
-  // It returns a sparse tensor, whose components depend on contents: every such call is a one-off.
+  // It returns a composed tensor, whose components depend on contents: every such call is a one-off.
   bool one_off = false;
 };
 

@@ -18,10 +18,11 @@ class Difference(NamedTuple):
     text: str
 
 
-def difference(wanted: Any, got: Any, *, contents: bool = True) -> Difference | None:
-    """How `got`, from the device, differs from `wanted`, from the CPU; None if no bit does.
+def difference(wanted: Any, got: Any, *, contents: bool = True, device: str = "cuda") -> Difference | None:
+    """How `got` differs from `wanted`, from the CPU; None if no bit does.
 
     Args:
+        device: where `got` must be.
         contents: False for results whose contents are arbitrary, as those of ``empty``.
     """
     ours, theirs = tree_flatten(got)[0], tree_flatten(wanted)[0]
@@ -29,7 +30,7 @@ def difference(wanted: Any, got: Any, *, contents: bool = True) -> Difference | 
         return Difference("wrong", f"{len(ours)} results instead of {len(theirs)}")
     note = None
     for n, (x, y) in enumerate(zip(theirs, ours, strict=True)):
-        found = _one(x, y, contents) if isinstance(x, torch.Tensor) else _plain(x, y)
+        found = _one(x, y, contents, device) if isinstance(x, torch.Tensor) else _plain(x, y)
         if found and found.kind not in ("strides", "device"):
             return Difference(found.kind, f"result {n}: {found.text}")
         note = note or found
@@ -44,7 +45,7 @@ def _plain(x: Any, y: Any) -> Difference | None:
     return None
 
 
-def _one(x: torch.Tensor, y: Any, contents: bool) -> Difference | None:
+def _one(x: torch.Tensor, y: Any, contents: bool, device: str) -> Difference | None:
     if not isinstance(y, torch.Tensor):
         return Difference("wrong", f"no tensor but {y!r}")
     for what in ("layout", "dtype", "shape"):
@@ -53,7 +54,7 @@ def _one(x: torch.Tensor, y: Any, contents: bool) -> Difference | None:
     note = None
     if x.layout == torch.strided and x.numel() > 1 and x.stride() != y.stride():
         note = Difference("strides", f"{y.stride()} instead of {x.stride()}")
-    if x.device.type != "meta" and y.device.type != "cuda":
+    if x.device.type != "meta" and y.device.type != device:
         note = Difference("device", f"on {y.device}")
     if not contents or x.device.type == "meta":
         return note

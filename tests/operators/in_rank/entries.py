@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from selection import Selection
 
-# The kernels that optimizers use are run in every dtype by op_db and foreach_op_db.
-_OPTIMIZER_DTYPES = ("float32",)
+# optim_db names none.
+_OPTIMIZER_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def _entries(table: str) -> Iterator[tuple[str, Any, list[str]]]:
         from torch.testing._internal.common_optimizers import optim_db
 
         for info in optim_db:
-            yield info.optim_cls.__name__, info, list(_OPTIMIZER_DTYPES)
+            yield info.optim_cls.__name__, info, [*_OPTIMIZER_DTYPES, *(["complex64"] if info.supports_complex else [])]
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -87,7 +87,7 @@ def _fresh(case: Case, n: int, sample: Any, wants_gradients: bool) -> None:
     theirs = move(case, "forward", n, ours)
     if theirs is FAILED or needs_no_device(ours):
         return
-    wanted, got = case.check("forward", n, lambda: call(info.op, ours), lambda: call(info.op, theirs))
+    wanted, got = case.check("forward", n, lambda: call(info.op, ours), lambda: call(info.op, theirs), ours)
     if got is FAILED:
         return
     if n < _WRITING_SAMPLES:
@@ -102,7 +102,8 @@ def _fresh(case: Case, n: int, sample: Any, wants_gradients: bool) -> None:
 def _again(case: Case, n: int, ours: Arguments) -> None:
     theirs = move(case, "hit", n, ours)
     if theirs is not FAILED and not needs_no_device(ours):
-        case.check("hit", n, lambda: call(case.task.info.op, ours), lambda: call(case.task.info.op, theirs))
+        function = case.task.info.op
+        case.check("hit", n, lambda: call(function, ours), lambda: call(function, theirs), ours)
 
 
 def _other_numbers(a: Arguments) -> Arguments | None:

@@ -12,7 +12,7 @@ from launcher import Launcher
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-@pytest.mark.parametrize("name", ["sparse", "uses"])
+@pytest.mark.parametrize("name", ["sparse", "compressed", "nested", "uses"])
 def test_equals_the_cpu(launcher: Launcher, name: str) -> None:
     script = SCRIPTS / f"{name}.py"
     native = subprocess.run([sys.executable, str(script), "--native"], capture_output=True, text=True, check=True)

@@ -27,7 +27,7 @@ raises(RuntimeError, "dlpack", lambda: torch.utils.dlpack.to_dlpack(x))
 raises(RuntimeError, "device proxy", lambda: x.__dlpack__())
 raises(RuntimeError, "device proxy", lambda: x.__cuda_array_interface__)
 raises(RuntimeError, "process", lambda: x.untyped_storage()._share_cuda_())
-raises(NotImplementedError, "sparse COO", lambda: x.to_sparse_csr())
+raises(NotImplementedError, "quantize on the CPU", lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8))
 raises(RuntimeError, "invalid device ordinal", lambda: torch.Generator(device="cuda:1"))
 raises(torch.linalg.LinAlgError, "singular", lambda: torch.linalg.inv(torch.zeros(2, 2, device="cuda")))
 

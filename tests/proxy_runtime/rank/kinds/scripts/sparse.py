@@ -1,28 +1,12 @@
 """Sparse COO tensors: prints a digest per step. `--native` runs it on the CPU, whose digests must be the same."""
 
-import hashlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from digests import DEVICE, write
 
-DEVICE = "cpu" if "--native" in sys.argv else "cuda"
 torch.manual_seed(3)
-
-
-def digest(value: Any) -> str:
-    """Of layout, sizes, dtype, coalesced flag and bits."""
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
-    if value.layout == torch.sparse_coo:
-        flat = value.detach().cpu()
-        parts = f"{tuple(value.shape)} {value.sparse_dim()} {value.is_coalesced()}"
-        return f"sparse {parts} {digest(flat._indices())} {digest(flat._values())}"
-    assert value.device.type == DEVICE or value.device.type == "cpu"
-    plain = value.detach().cpu().reshape(-1).contiguous()
-    data = plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
-    return f"{tuple(value.shape)} {plain.dtype} {hashlib.sha256(data).hexdigest()[:12]}"
 
 
 def random_sparse(rows: int = 5, columns: int = 7, dense: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -158,11 +142,4 @@ def embeddings() -> Iterator[Any]:
     yield hooked[0], layer.weight.grad
 
 
-def main() -> None:
-    for part in (construction, conversion, arithmetic, in_place, products, gradients, embeddings):
-        for n, values in enumerate(part()):
-            for m, value in enumerate(values if isinstance(values, tuple) else (values,)):
-                print(f"{part.__name__} {n}.{m}: {digest(value)}")
-
-
-main()
+write(construction, conversion, arithmetic, in_place, products, gradients, embeddings)
