@@ -32,7 +32,10 @@ What differs is in `tests/operators/expected.tsv`, by entry, dtype and phase, wi
 
     python -m tests.operators
 
-The last complete runs of the ordinary phases (forward, backward, other values, other numbers, in-place, `out=`):
+The last runs. *ordinary* phases: forward, backward, other values, other numbers, in-place, `out=`; *all*: besides,
+reference inputs, second derivatives, forward AD, methods, inputs that are not contiguous, `out=` with strides and of
+another shape, sparse layouts, and errors (in float32). Modules run in training and in evaluation, with gradients,
+second derivatives and state, optimizers four steps.
 """
 
 _KINDS = """\
@@ -46,8 +49,8 @@ is not. At most 12 entries may be of the kind *tolerance* and at most 1 % *refus
 
 
 def write(outcome: Outcome | None = None) -> None:
-    """Writes the document; of a complete `outcome` the figures too."""
-    if outcome is not None and not outcome.selection.cap and not outcome.selection.names:
+    """Writes the document; of an `outcome` of all entries the figures too."""
+    if outcome is not None and not outcome.selection.names:
         _remember(outcome)
     DOCUMENT.write_text(text())
 
@@ -70,13 +73,17 @@ def _remember(outcome: Outcome) -> None:
     found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for (table, _, dtype), counts in outcome.tasks.items():
         found[f"{table} {dtype}"].update({"entries": 1, "comparisons": sum(counts.values())})
-    figures.update({key: dict(counts) for key, counts in found.items()})
+    how = {"samples": outcome.selection.cap, "extended": outcome.selection.extended}
+    for key, counts in found.items():
+        if not outcome.selection.cap or figures.get(key, how)["samples"]:  # a complete run is not replaced by less
+            figures[key] = {**counts, **how}
     FIGURES.write_text(json.dumps(dict(sorted(figures.items())), indent=1) + "\n")
 
 
 def _totals(entries: list[expected.Expected]) -> list[str]:
     figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-    lines = ["| table | dtype | entries | comparisons | tolerance | refused | other |", "|---|---|---|---|---|---|---|"]
+    columns = ("table", "dtype", "phases", "samples", "entries", "comparisons", "tolerance", "refused", "other")
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for key, counts in figures.items():
         table, dtype = key.split(" ")
         kinds = collections.defaultdict(set)
@@ -84,7 +91,9 @@ def _totals(entries: list[expected.Expected]) -> list[str]:
             if (entry.table, entry.dtype) == (table, dtype):
                 kinds[entry.kind if entry.kind in (OTHER_KERNEL, REFUSED) else "other"].add(entry.name)
         cells = [len(kinds[kind]) or "" for kind in (OTHER_KERNEL, REFUSED, "other")]
-        row = [TABLES[table], dtype, counts["entries"], counts["comparisons"], *cells]
+        phases = "all" if counts["extended"] or table not in ("op", "foreach") else "ordinary"
+        samples = f"at most {counts['samples']} a phase" if counts["samples"] else "all"
+        row = [TABLES[table], dtype, phases, samples, counts["entries"], counts["comparisons"], *cells]
         lines.append("| " + " | ".join(map(str, row)) + " |")
     return [*lines, ""]
 

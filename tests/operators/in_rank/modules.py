@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from in_rank.checking import FAILED, Case
-from in_rank.gradients import backward
+from in_rank.gradients import backward, double_backward
 from in_rank.moving import DEVICE, on_device, tensors
 from in_rank.operators import seed_everything
 
@@ -33,19 +33,25 @@ def run_module(case: Case, cap: int) -> None:
                 case.cpu_errors += 1
                 continue
             given = (entry.forward_input.args, entry.forward_input.kwargs)
-            twin = copy.deepcopy(module)
-            case.check(
-                phase,
-                n,
-                lambda: _used(module, given),  # noqa: B023 (called at once)
-                lambda: _used(twin.to(DEVICE), on_device(given)),  # noqa: B023
-            )
+            uses = {phase: _used}
+            if training and info.supports_gradgrad and dtype.is_floating_point:
+                uses["double_backward"] = _twice_differentiated
+            for name, use in uses.items():
+                ours, theirs = copy.deepcopy(module), copy.deepcopy(module).to(DEVICE)
+                case.check(name, n, lambda: use(ours, given), lambda: use(theirs, on_device(given)))  # noqa: B023
 
 
 def _used(module: torch.nn.Module, given: Any) -> Any:
     result = module(*given[0], **given[1])
     gradients = backward(result, [list(module.parameters()), [t for t in tensors(given) if t.requires_grad]])
     return result, gradients, list(module.state_dict().values())
+
+
+def _twice_differentiated(module: torch.nn.Module, given: Any) -> Any:
+    def function(parameters: list[Any], given: Any) -> Any:
+        return module(*given[0], **given[1])
+
+    return double_backward(function, (list(module.parameters()), (given,), {}), lambda result: result)
 
 
 def run_optimizer(case: Case, cap: int) -> None:

@@ -75,7 +75,8 @@ class Tag(IntEnum):
     LAYOUT = 19
     DTYPE = 20
     MEMORY_FORMAT = 21
-    SPARSE_TENSOR = 22
+    COMPOSED = 22
+    SAME_TENSOR = 23
 
 
 FLOAT32, INT64 = 6, 4  # ScalarType

@@ -84,15 +84,17 @@ def raw(kind: int, body: bytes, *, length: int | None = None, check: int | None 
     return struct.pack("=IHH", length, kind, header_check(length, kind) if check is None else check) + body
 
 
+COO, CSR, NESTED = 0, 1, 5
 ALLOC_1 = raw(Message.ALLOC, words(1, 16))
 
 
-def sparse(sparse_dims: int, dense_dims: int) -> int:
-    return Tag.SPARSE_TENSOR | sparse_dims << 8 | dense_dims << 16
+def composed(composition: int, geometry: list[int], *, sparse_dims: int = 0) -> bytes:
+    """The key of a sparse or nested tensor without its components."""
+    return words(Tag.COMPOSED | composition << 8 | sparse_dims << 16, len(geometry), *geometry)
 
 
-def define_sparse(key: bytes) -> bytes:
-    return raw(Message.DEFINE, Op("aten::neg", key, []).define_body(0, 2))
+def define_composed(key: bytes, handles: list[int] | None = None) -> bytes:
+    return raw(Message.DEFINE, Op("aten::neg", key, handles or []).define_body(0, 2))
 
 
 def expect_stopped(rank: Producer, because: str) -> None:
@@ -127,6 +129,7 @@ def expect_stopped(rank: Producer, because: str) -> None:
         (raw(Message.DEFINE, Op("aten::neg", tensor_key([-1]), [1]).define_body(0, 2)), "negative size"),
         (raw(Message.DEFINE, Op("aten::neg", tensor_key([2**40, 2**40]), [1]).define_body(0, 2)), "impossible size"),
         (raw(Message.DEFINE, Op("aten::neg", tensor_key([4], dtype=250), [1]).define_body(0, 2)), "unknown dtype"),
+        (raw(Message.DEFINE, Op("aten::neg", words(Tag.SAME_TENSOR), []).define_body(0, 2)), "not there"),
         (raw(Message.ALLOC, words(5, 8)) + raw(Message.ALLOC, words(5, 8)), "handle 5"),
         (raw(Message.SEED, words(9, 1)), "unknown generator 9"),
         (raw(Message.NEW_GENERATOR, words(0)), "a second time"),
@@ -161,11 +164,17 @@ def expect_stopped(rank: Producer, because: str) -> None:
         (raw(Message.LIBRARY_PART, words(8, 2, 1, ord("x"), 8, 0)), "other contents"),
         (raw(Message.LIBRARY_PART, words(8, 2, 1, ord("x"), 2**62, 0)), "shorter than"),
         (raw(Message.RESET, b""), "not shared"),
-        (define_sparse(words(sparse(200, 100))), "a sparse tensor of 300 dims"),
-        (define_sparse(words(sparse(1, 0), 4)), "shorter than"),
-        (define_sparse(words(sparse(1, 0), -4)), "negative size"),
-        (define_sparse(words(sparse(1, 0), 4) + none_key() * 2), "without components"),
-        (define_sparse(words(*[v for _ in range(40) for v in (sparse(1, 0), 4)])), "dims"),
+        (define_composed(composed(COO, [1] * 300)), "a sparse tensor of 300 dims"),
+        (define_composed(composed(COO, [4], sparse_dims=2)), "a sparse tensor of 1 dims"),
+        (define_composed(composed(9, [])), "unknown composition"),
+        (define_composed(words(Tag.COMPOSED, 99)), "geometry longer"),
+        (define_composed(composed(COO, [-4], sparse_dims=1)), "negative size"),
+        (define_composed(composed(CSR, [2, 2]) + none_key() * 3), "without components"),
+        (define_composed(composed(COO, [4], sparse_dims=1) * 40), "too deeply"),
+        (
+            ALLOC_1 + define_composed(composed(NESTED, [2, 1, 4, 4]) + tensor_key([4]), [1]),
+            "impossible geometry",
+        ),
     ],
 )
 def test_a_malformed_message_ends_its_rank_with_the_reason(crowd: Crowd, message: bytes, because: str) -> None:
@@ -187,7 +196,7 @@ def test_a_malformed_message_ends_its_rank_with_the_reason(crowd: Crowd, message
             Message.DEFINE,
             Op(
                 "aten::neg",
-                words(sparse(1, 0), 4) + tensor_key([1, 1], dtype=INT64) + tensor_key([4]),
+                composed(COO, [4], sparse_dims=1) + tensor_key([1, 1], dtype=INT64) + tensor_key([4]),
                 [1, 1],
             ).define_body(0, 2),
             "same nnz",
@@ -243,6 +252,7 @@ def test_impossible_ring_positions(crowd: Crowd) -> None:
 
 word = st.one_of(
     st.integers(0, 25),
+    st.sampled_from([Tag.COMPOSED | composition << 8 | 1 << 16 for composition in range(6)]),
     st.sampled_from([tag | 6 << 8 | 1 << 16 | 1 << 24 for tag in (Tag.TENSOR, Tag.CPU_TENSOR)]),
     st.sampled_from([Tag.LIST | 2 << 8 | 1 << 40, Tag.INT_LIST | 2 << 8, Tag.STRING | 9 << 8, 2**32, 2**63, 2**64 - 1]),
     st.integers(0, 2**64 - 1),
