@@ -114,6 +114,11 @@ class PinnedMemory final : public at::HostAllocator {
     sizes_.reset_peak();
   }
 
+  // A graph's own pools. Capturing is refused behind it, by name. (Not in every torch, hence no "override".)
+  void begin_allocate_to_pool(c10::MempoolId_t, std::function<bool(c10::Stream)>) {}
+  void end_allocate_to_pool(c10::MempoolId_t) {}
+  void release_pool(c10::MempoolId_t) {}
+
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 
   static PinnedMemory* instance;
