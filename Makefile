@@ -9,6 +9,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV := .venv
+THIRD_PARTY := .venv-thirdparty
 PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.stamps
 PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --no-input --require-hashes
@@ -22,10 +23,10 @@ C_FILES = $(shell git ls-files 'proxy_runtime/*.c' 'proxy_runtime/*.cpp' 'proxy_
 PYTHON_FOLDERS := model workflows activities proxy_runtime scheduling events infra cli scripts tests
 PYTHON_FOLDERS += $(wildcard examples benchmarks)
 
-.PHONY: help demo test test-all sanitize bench lint format docs lock clean distclean runtime dev native criu broker system
+.PHONY: help demo test test-all third-party sanitize bench lint format docs lock clean distclean runtime dev native criu broker system
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: dev native criu broker  ## a fleet, live: a premium job preempts, a basic one moves on and ends bit-identical
 	@$(PY) -m scripts.demo
@@ -35,6 +36,9 @@ test: dev native criu broker  ## the quick tests
 
 test-all: dev native criu broker  ## every test
 	@$(PY) -m pytest $(PYTEST)
+
+third-party: dev native criu $(THIRD_PARTY)/.stamp  ## other people's libraries under `ergo run`, and the page about them; ONLY=name selects
+	@$(PY) -m tests.third_party --python $(THIRD_PARTY)/bin/python --only "$(ONLY)"
 
 sanitize: dev  ## the torch-free native code under the address, undefined-behaviour and thread sanitizers
 	@$(PY) -m pytest tests/native tests/proxy_runtime/device/test_fabric_stress.py $(PYTEST)
@@ -65,8 +69,8 @@ clean:  ## remove what builds and tests left in the tree
 	@rm -rf site dist build .pytest_cache .ruff_cache .hypothesis
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
-distclean: clean  ## remove the virtual environment too
-	@rm -rf $(VENV)
+distclean: clean  ## remove the virtual environments too
+	@rm -rf $(VENV) $(THIRD_PARTY)
 
 # What is missing is set up from here on.
 
@@ -98,4 +102,12 @@ $(STAMPS)/runtime: requirements/runtime.txt | $(STAMPS)/venv
 $(STAMPS)/dev: requirements/dev.txt $(STAMPS)/runtime
 	@echo "Installing what tests and checks need ..."
 	@$(PIP_INSTALL) --quiet -r requirements/dev.txt
+	@touch $@
+
+# Stands on the other environment, whose packages it finds behind its own: PyTorch is not there twice.
+$(THIRD_PARTY)/.stamp: requirements/thirdparty.txt scripts/stand_on.py $(STAMPS)/dev
+	@scripts/make_venv.sh $(PY) $(THIRD_PARTY)
+	@$(THIRD_PARTY)/bin/python scripts/stand_on.py $(VENV)
+	@echo "Installing other people's libraries ..."
+	@$(THIRD_PARTY)/bin/python -m pip install --disable-pip-version-check --no-input --require-hashes --quiet -r $<
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -72,6 +73,7 @@ def query(python: str) -> Interpreter:
             code="build.python-missing",
             remedy="Name one with --python.",
         )
+    executable = os.path.abspath(executable)  # it runs elsewhere, and what it answers is what it was called as
     try:
         done = subprocess.run(
             [executable, "-c", _QUERY], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, cwd="/"

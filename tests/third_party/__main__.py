@@ -2,7 +2,7 @@
 
     python -m tests.third_party --python PYTHON [--only NAME]
 
-PYTHON is an interpreter of an environment with the packages of requirements/thirdparty.in.
+PYTHON has the packages of requirements/thirdparty.txt; `make third-party` makes an environment with them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ data. Each runs unmodified under `ergo run --python`, and natively on the device
 *equal* means that every loss, every printed result and the final weights are the same to the last bit. Where a model
 draws random numbers on the device, the native run gets a second generator for them, as a CUDA device has (`native.py`).
 
-`python -m tests.third_party --python PYTHON` runs the scripts with an environment that has the packages of
-`requirements/thirdparty.in`, and writes this page.
+`make third-party` makes an environment for them in `.venv-thirdparty` (the packages of `requirements/thirdparty.txt`,
+beside those of `.venv`), runs the scripts and writes this page; `make third-party ONLY=timm` runs some of them, and
+`python -m tests.third_party --python PYTHON` all with an environment of yours.
 The hash is the beginning of the sha256 of what the script prints of its numbers.
 
 | script | library | version | result | sha256 | why |
@@ -36,8 +37,8 @@ The hash is the beginning of the sha256 of what the script prints of its numbers
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.third_party", description=__doc__.splitlines()[0])
-    parser.add_argument("--python", required=True, help="interpreter with requirements/thirdparty.in")
-    parser.add_argument("--only", default="", help="scripts whose name holds this")
+    parser.add_argument("--python", required=True, help="interpreter with requirements/thirdparty.txt")
+    parser.add_argument("--only", default="", help="scripts whose name holds this; default: all")
     options = parser.parse_args()
     results: dict[str, dict[str, str]] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     bad = 0
