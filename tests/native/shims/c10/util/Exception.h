@@ -1,6 +1,8 @@
 // What the torch-free drivers need of torch's header of this name, so that channel.cpp compiles without torch.
 #pragma once
 
+#include <c10/macros/Macros.h>
+
 #include <cstdint>
 #include <sstream>
 #include <stdexcept>
@@ -26,8 +28,6 @@ template <class... Parts>
 }
 }  // namespace shim
 
-#define C10_LIKELY(x) (x)
-#define C10_UNLIKELY(x) (x)
 #define TORCH_CHECK(condition, ...)              \
   do {                                           \
     if (!(condition)) ::shim::fail(__VA_ARGS__); \
