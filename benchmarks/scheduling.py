@@ -40,7 +40,7 @@ LOGS = (*CLUSTERS, MIX2)
 LARGEST = "itp-2021/cluster04"
 SHARES = TierShares(20, 40, 40)
 LOAD, NODE, SEED = 0.86, 8, 0
-CAP, COVERED = 0.9, 0.99
+CAP = 0.9
 RESIZES_S = (30.0, 2.0, 5.0, 120.0)
 # One node in a thousand a day fails; a tenth of the nodes are leased, for twelve hours in the mean.
 FAILURES = Failures(seed=SEED, node_mtbf_s=1000 * 86_400.0, spot_lease_s=12 * 3600.0)
@@ -52,14 +52,14 @@ class Case:
     """A log on a fleet.
 
     Attributes:
-        tight: as few nodes as make the load `LOAD`, although the guaranteed tiers alone ask for more at times: then
-            nobody can serve them all at once. Otherwise the fleet is planned: for `COVERED` of the time, what may be
-            promised of it is as much as the guaranteed tiers are promised when all start at once.
+        covered: how the fleet is planned. For this share of the time, what may be promised of it is as much as the
+            guaranteed tiers would be promised if all of them started at once. 0: nobody has planned; the fleet has as
+            few nodes as make the load `LOAD`. Then the guaranteed tiers alone ask for more at times, and wait.
     """
 
     log: str
     resize_s: float = RESIZES_S[0]
-    tight: bool = False
+    covered: float = 0.99
     failing: bool = False
 
     @property
@@ -82,11 +82,11 @@ def workload(log: str) -> Workload:
 
 
 @cache
-def nodes(log: str, tight: bool) -> int:
-    """How many the fleet has: see `Case`. At least such that twice the largest job fits."""
+def nodes(log: str, covered: float) -> int:
+    """How many the fleet has: see `Case`. Twice the largest job fits, and the load is `LOAD` at most."""
     work = workload(log)
     least = max(work.device_s / work.span_s / LOAD, 2 * max(job.devices for job in work.jobs))
-    return math.ceil(max(least, 0.0 if tight else promised(work.jobs, COVERED) / CAP) / NODE)
+    return math.ceil(max(least, promised(work.jobs, covered) / CAP) / NODE)
 
 
 def promised(jobs: Iterable[TraceJob], share: float) -> float:
@@ -106,12 +106,12 @@ def promised(jobs: Iterable[TraceJob], share: float) -> float:
         left -= length
         if left <= 0:
             return level
-    return 0.0
+    return max((level for level, _ in lengths), default=0.0)
 
 
 def experiment(case: Case) -> Experiment:
     """What is run for a case."""
-    count = nodes(case.log, case.tight)
+    count = nodes(case.log, case.covered)
     fleet = FleetShape(count, NODE, spot_nodes=count // 10 if case.failing else 0)
     failures = FAILURES if case.failing else Failures(seed=SEED)
     return Experiment(workload(case.log), fleet, Costs(resize_s=case.resize_s), failures, SEED)
@@ -123,19 +123,21 @@ def run(case: Case, policy: str = "ours") -> Measures:
     return experiment(case).run(policy, simulate)
 
 
-def conditions(cases: Iterable[Case]) -> dict[str, Any]:
+def conditions(cases: Sequence[Case]) -> dict[str, Any]:
     """What has to be told beside a figure."""
     tried = {case.name: experiment(case) for case in cases}
     return {
         "tiers": {name: one.workload.tiers_sentence() for name, one in tried.items()},
         "nodes_of_8": {name: one.fleet.nodes for name, one in tried.items()},
+        "covered": sorted({case.covered for case in cases}),
         "load": {name: round(one.workload.load(one.fleet.devices) or 0.0, 3) for name, one in tried.items()},
         "leased_nodes": {name: one.fleet.spot_nodes for name, one in tried.items() if one.fleet.spot_nodes},
     }
 
 
 PLANNED = tuple(Case(log) for log in LOGS)
-TIGHT = tuple(Case(log, tight=True) for log in LOGS)
+TIGHT = tuple(Case(log, covered=0.0) for log in LOGS)
+ROOMY = tuple(Case(log, covered=0.999) for log in LOGS)
 
 
 @benchmark("scheduling.levels")
@@ -155,12 +157,12 @@ def levels_of_others(context: Context) -> Iterator[Figure]:
         yield from _levels(f"scheduling.levels_of_others.{policy}", PLANNED, policy, judged=False)
 
 
-@benchmark("scheduling.levels_tight")
-def levels_tight(context: Context) -> Iterator[Figure]:
-    """Fleets at which the guaranteed tiers alone ask for more than there is at times: what was promised is kept."""
-    for policy in ("ours", "las", "srtf"):
-        context.say(f"{policy} ...")
-        yield from _levels(f"scheduling.levels_tight.{policy}", TIGHT, policy, judged=False, kept=policy == "ours")
+@benchmark("scheduling.levels_by_room")
+def levels_by_room(context: Context) -> Iterator[Figure]:
+    """Smaller and larger fleets. At the smallest the guaranteed tiers alone ask for more than there is at times."""
+    for name, cases in (("tight", TIGHT), ("planned", PLANNED), ("roomy", ROOMY)):
+        context.say(f"{name} ...")
+        yield from _levels(f"scheduling.levels_by_room.{name}", cases, "ours", judged=name != "tight", kept=True)
 
 
 def _levels(name: str, cases: Sequence[Case], policy: str, *, judged: bool, kept: bool = False) -> Iterator[Figure]:
