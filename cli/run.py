@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from proxy_runtime.shim.spec import CutRequest
 
 _LEAD_S = 2.0
+_MOST_BYTES = 1 << 48
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -111,6 +112,8 @@ def run(
         raise typer.BadParameter("only with --restore", param_hint="--checkpoint, --job")
     if json_report is not None and not json_report.absolute().parent.is_dir():
         raise typer.BadParameter(f"{json_report.absolute().parent} is not a directory", param_hint="--json-report")
+    if json_report is not None and json_report.is_dir():
+        raise typer.BadParameter(f"{json_report} is a directory", param_hint="--json-report")
     options = JobOptions(
         argv=() if restore else _command(command, python, directory, launcher=pack == "node"),
         pack="node" if pack == "node" else "rank",
@@ -150,7 +153,31 @@ def _bytes(text: str) -> int:
         raise typer.BadParameter(f"{text!r} {error}", param_hint="--device-memory") from None
     if size == 0:
         raise typer.BadParameter("a device of 0 bytes can hold nothing", param_hint="--device-memory")
+    if size > _MOST_BYTES:
+        raise typer.BadParameter(f"{text!r} is more than a device can have", param_hint="--device-memory")
     return size
+
+
+def _write(output: bytes) -> None:
+    """To standard output, which may be closed: then nobody wants it.
+
+    Raises:
+        RunError: it cannot be written. The job ends with the command.
+    """
+    from proxy_runtime.shim.spec import RunError
+
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.buffer.write(output)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # whoever reads has read enough: no word about it
+    except OSError as error:
+        sys.stdout = None  # or the interpreter tries again when it ends
+        raise RunError(
+            f"the job's output cannot be written ({error.strerror}); the job was ended.", code="run.output"
+        ) from error
 
 
 class _InterruptedEarly(BaseException):
@@ -254,8 +281,7 @@ class _Foreground:
                 self._partial[rank] = rest
             if whole:
                 prefix = f"[rank{rank}] ".encode() if many else b""
-                sys.stdout.buffer.write(b"".join(prefix + line + b"\n" for line in whole.split(b"\n")))
-        sys.stdout.flush()
+                _write(b"".join(prefix + line + b"\n" for line in whole.split(b"\n")))
 
     # ------------------------------------------------------------------ cuts
 
@@ -334,6 +360,8 @@ def _command(
         if len(command) < 2:
             raise typer.BadParameter("-m needs the name of a module", param_hint="SCRIPT")
         return (_interpreter(python), *command)
+    if command[0].startswith("-"):
+        raise typer.BadParameter(f"there is no option {command[0]}; a script is needed", param_hint="SCRIPT")
     if directory is not None and not directory.is_dir():
         raise RunError(f"the job directory {directory} does not exist.", code="run.no-directory")
     script = (directory or Path.cwd()).absolute() / command[0]

@@ -28,6 +28,8 @@ from proxy_runtime.shim.spec import SLOTS_PER_DEVICE, CutReport, CutRequest, Pac
 
 # Our settings are not a job's, but for what a script's author sets for the script.
 _FOR_RANKS = frozenset({"ERGO_LAUNCH_BLOCKING"})
+# Of a rank or a device proxy; less than any real one has, so that nothing possible is refused.
+_LEAST_PROCESS_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class Job:
     @classmethod
     def start(cls, options: JobOptions, progress: Callable[[str], None] = lambda _: None) -> Job:
         """Starts a job. Raises ErgoError with nothing left behind."""
+        if options.checkpoint_dir is not None:
+            Store.open(options.checkpoint_dir)  # one that cannot be used is said now, not when a cut fails
         job = cls._spawn(_spec(options), options, progress)
         job._begin(job.client.start)
         return job
@@ -148,7 +152,7 @@ class Job:
     ) -> Job:
         layout = RunLayout.of(spec.job_id)
         _claim(layout)
-        _require_machine()
+        _require_machine(spec)
         aftermath.sweep()
         used = made_by or build.ensure(options.python, progress)
         try:
@@ -279,8 +283,16 @@ def _spec(options: JobOptions) -> RunSpec:
     )
 
 
-def _require_machine() -> None:
+def _require_machine(spec: RunSpec) -> None:
     """What can be known in no time; the rest is `ergo doctor`'s, and each part's own error."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if (spec.processes + spec.devices) * _LEAST_PROCESS_BYTES > memory:
+        raise RunError(
+            f"{spec.processes} ranks on {spec.devices} devices do not fit this machine: each is a process of at least "
+            f"{_LEAST_PROCESS_BYTES >> 20} MiB, and it has {memory >> 20} MiB of memory.",
+            code="run.machine",
+            remedy="Lower --nproc or --devices.",
+        )
     for check in (checks.privileges(), checks.kernel()):
         if not check.ok:
             raise RunError(

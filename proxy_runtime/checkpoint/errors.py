@@ -82,5 +82,8 @@ def no_space(path: str | os.PathLike[str], needed: int, free: int | None = None)
 def from_os_error(error: OSError, action: str, *, path: str | os.PathLike[str], needed: int = 0) -> CheckpointError:
     """The one sentence for an error of the operating system while doing ``action``."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return no_space(path, needed)
+        if needed:
+            return no_space(path, needed)
+        words = f"Could not {action}: there is no space left for {os.fspath(path)}."
+        return CheckpointError(words, code=NO_SPACE, remedy="Free disk space.")
     return CheckpointError(f"Could not {action}: {os.fspath(path)}: {error.strerror or error}.", code=IO)

@@ -173,6 +173,37 @@ def test_its_width_is_for_life(tmp_path: Path) -> None:
         assert job.status()["alive"]
 
 
+BARRIERS = """
+    import os
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+
+    def train(rank, port, first):
+        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+        dist.init_process_group("nccl", rank=rank, world_size=2)
+        if first:  # no device yet: that of the rank, as torch guesses
+            dist.barrier()
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2).to(rank), device_ids=[rank])
+        model(torch.ones(1, 2)).sum().backward()
+        dist.barrier()  # the current device is still cuda:0 in both
+        assert model.module.weight.grad.device.index == rank
+        dist.destroy_process_group()
+        print("RANK GOOD", flush=True)
+
+    if __name__ == "__main__":
+        for first in (False, True):
+            mp.spawn(train, args=(12355 + first, first), nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_barriers_of_ranks_that_set_no_device(tmp_path: Path) -> None:
+    """As in PyTorch's tutorial of DistributedDataParallel."""
+    outcome = run(program(tmp_path, BARRIERS), tmp_path / "job")
+    assert outcome.result.code == 0 and outcome.logs[0].count("RANK GOOD") == 4, tails(outcome)
+
+
 def test_more_ranks_than_devices_is_an_error_of_the_script(tmp_path: Path) -> None:
     text = "import torch; torch.cuda.set_device(3)"
     outcome = run(program(tmp_path, text), tmp_path / "job")

@@ -103,7 +103,7 @@ def test_a_killed_proxy_ends_the_job_and_its_last_checkpoint_stays_good(tmp_path
         result = job.wait(30)
         assert result is not None
         assert result.code != 0
-        assert "device proxy 1" in result.sentence
+        assert "device proxy 1 died (without a word: it was killed)" in result.sentence
     from proxy_runtime.checkpoint import Store
 
     Store.open(store, create=False).read().verify()
@@ -123,6 +123,17 @@ def test_a_signal_to_ergo_run_leaves_nothing(number: signal.Signals, tmp_path: P
     assert process.returncode == 128 + number
     assert "interrupted" in said
     assert not list(home.glob("runs/*"))
+
+
+def test_output_that_cannot_be_written_ends_the_job_with_a_sentence(tmp_path: Path, home: Path) -> None:
+    command = [sys.executable, "-m", "cli.main", "run", "--dir", str(tmp_path), str(ENDLESS.path), *ENDLESS.arguments]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=full, stderr=subprocess.PIPE, text=True,
+            timeout=120,
+        )  # fmt: skip
+    assert done.returncode == 1 and "the job's output cannot be written (No space left" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_killed_ergo_run_leaves_nothing(tmp_path: Path, home: Path) -> None:

@@ -101,7 +101,10 @@ def _watch_libraries() -> None:
 
 
 def _finish() -> None:
-    """At the interpreter's normal end: errors that are still on their way are raised here, then nothing follows."""
+    """At the interpreter's normal end: errors that are still on their way are raised here.
+
+    What destructors of global objects do with the device comes after this, and the end of the channel after them.
+    """
     _settle(close=True)
 
 
@@ -117,7 +120,6 @@ def _settle(*, close: bool) -> None:
         _interposer.leaving()
     if close and (getattr(sys, "last_type", None) is not None or _interposer.fault_raised()):
         # The exception, or the fault that the script has seen, says what there is to say; no result is wanted.
-        _interposer.exit()
         return
     try:
         _interposer.require()
@@ -128,5 +130,3 @@ def _settle(*, close: bool) -> None:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         _interposer.exit()
         os._exit(1)
-    if close:
-        _interposer.exit()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
+import torch
 import torch.distributed as dist
 
 from ergo_rank import _interposer
@@ -41,6 +42,7 @@ def install(tree: Tree | None = None) -> None:
         from ergo_rank import tree_store
 
         tree_store.install(rendezvous)
+        _barrier_on_own_device()
         return
     for scheme in ("env", "tcp"):
         rendezvous._rendezvous_handlers[scheme] = _rendezvous
@@ -48,6 +50,25 @@ def install(tree: Tree | None = None) -> None:
 
     for module in (dist, rendezvous):
         module.TCPStore = ChannelTCPStore  # type: ignore[attr-defined]
+
+
+def _barrier_on_own_device() -> None:
+    """A barrier of no named device is one of the device that its process uses, as with NCCL, not of the current one."""
+    from ergo_rank import slots
+
+    barrier = dist.ProcessGroup.barrier
+
+    def on_own_device(self: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        for options in (*args, *kwargs.values()):
+            if not isinstance(options, dist.BarrierOptions):
+                continue
+            device = options.device
+            if device is not None and device.type == "cuda" and device.index is None:
+                slots.connect_for_group(dist.get_rank())
+                options.device = torch.device("cuda", _interposer.bound_device())
+        return barrier(self, *args, **kwargs)
+
+    dist.ProcessGroup.barrier = on_own_device  # type: ignore[method-assign]
 
 
 def _make_backend(name: str) -> Any:

@@ -82,6 +82,21 @@ def install() -> None:
             if hasattr(module, function.__name__):
                 setattr(module, function.__name__, function)
     torch.cuda.synchronize = raising_synchronize
+    _install_accelerator(memory_stats_as_nested_dict, reset_peak_memory_stats, reset_accumulated_memory_stats)
+
+
+def _install_accelerator(stats: Any, reset_peak: Any, reset_accumulated: Any) -> None:
+    """``torch.accelerator`` asks torch's caching allocator for the same figures; a rank has none."""
+    for name, function in {
+        "isAllocatorInitialized": lambda: True,
+        "emptyCache": lambda: None,
+        "getDeviceStats": stats,
+        "resetPeakStats": reset_peak,
+        "resetAccumulatedStats": reset_accumulated,
+        "getMemoryInfo": torch.cuda.mem_get_info,
+    }.items():
+        if hasattr(torch._C, f"_accelerator_{name}"):
+            setattr(torch._C, f"_accelerator_{name}", function)
 
 
 def _index(device: Any) -> None:

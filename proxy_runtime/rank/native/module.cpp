@@ -137,6 +137,8 @@ void start(uintptr_t base, const std::string& kind, uint64_t device_bytes, std::
   register_quantized_layout();
   start_watching_libraries();
   watch_registrations(&on_new_operators);
+  // When the destructors of Python's objects have run: they may use the device, as with CUDA.
+  Py_AtExit([] { Channel::instance().exit(); });
 }
 
 py::bytes store_request(const py::bytes& request) {

@@ -30,6 +30,20 @@ def test_error_at_the_end_of_a_script_fails_the_job(launcher: Launcher) -> None:
     assert "earlier operation" in result.err, result.err
 
 
+def test_destructors_of_global_objects_may_use_the_device(launcher: Launcher) -> None:
+    program = """
+import torch
+class Counter:
+    def __init__(self): self.total = torch.ones(3, device="cuda")
+    def __del__(self): print("counted", self.total.mul(2).sum().item())
+counter = Counter()
+"""
+    for end, code in (("", 0), ("raise ValueError('wrong')", 1)):
+        (result,) = launcher.run(program + end)
+        assert result.code == code and result.out == "counted 6.0\n", result.err
+        assert "Exception ignored" not in result.err, result.err
+
+
 @pytest.mark.parametrize(
     ("program", "sentence"),
     [

@@ -17,6 +17,17 @@ text = raises(torch.OutOfMemoryError, "CUDA out of memory", lambda: torch.empty(
 assert "40.00 MiB" in text and "64.00 MiB" in text and "32.00 MiB is free" in text, text
 
 
+# torch.accelerator has the same figures.
+accelerator = torch.accelerator
+if hasattr(accelerator, "memory_allocated"):
+    assert accelerator.memory_allocated() == 32 * MIB == accelerator.max_memory_allocated()
+    assert accelerator.memory_stats()["num_ooms"] == 1, accelerator.memory_stats()
+    accelerator.empty_cache()
+    accelerator.reset_peak_memory_stats()
+if hasattr(accelerator, "get_memory_info"):
+    assert accelerator.get_memory_info() == (32 * MIB, 64 * MIB), accelerator.get_memory_info()
+
+
 def twice(t: torch.Tensor) -> list[torch.Tensor]:
     return [t + t, t + t]
 
