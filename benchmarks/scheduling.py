@@ -332,11 +332,14 @@ def decision(context: Context) -> Iterator[Figure]:
 @benchmark("scheduling.reclaim")
 def reclaim(_: Context) -> Iterator[Figure]:
     """A premium gang of 512 devices on 1,000 full nodes: the one decision that makes room for it."""
-    took = [seconds * 1e3 for seconds in reclaims(512, 1000, 200)]
+    took = reclaims(512, 1000, 200)
     details = {"nodes": 1000, "devices": 8000, "gang": 512}
-    p99 = quantile(sorted(took), 0.99)
-    yield Figure("scheduling.reclaim.p99", "ms", took, Condition("<", 50.0), value=p99, details=details)
-    yield Figure("scheduling.reclaim.median", "ms", took)
+    for name, samples, must in (
+        ("p99", [wall * 1e3 for wall, _ in took], Condition("<", 50.0)),
+        ("processor_p99", [processor * 1e3 for _, processor in took], None),
+    ):
+        p99 = quantile(sorted(samples), 0.99)
+        yield Figure(f"scheduling.reclaim.{name}", "ms", samples, must, value=p99, details=details)
 
 
 def _in_a_process(devices: int) -> dict[str, float]:

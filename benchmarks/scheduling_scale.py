@@ -43,8 +43,11 @@ def _evenly(begin: float, span: float, count: int) -> Iterator[float]:
     return (begin + span * number / count for number in range(count))
 
 
-def reclaims(gang: int, nodes: int, times: int) -> list[float]:
-    """Seconds of one decision each: the whole gang gets its devices on a fleet that is full of smaller basic jobs.
+def reclaims(gang: int, nodes: int, times: int) -> list[tuple[float, float]]:
+    """Decisions by which a whole gang gets its devices on a fleet that is full of smaller basic jobs.
+
+    Returns:
+        Seconds that each took, and seconds of the processor.
 
     Raises:
         BenchmarkError: it did not get them.
@@ -57,16 +60,16 @@ def reclaims(gang: int, nodes: int, times: int) -> list[float]:
     for number, size in enumerate(sizes):
         book.submit(Ask(f"basic-{number}", size, BASIC, ("pool",), 0.0, _widths(size)), 0.0)
     now = _settle(book, planner, 0.0)
-    found: list[float] = []
+    found: list[tuple[float, float]] = []
     widths = tuple(NODE * width for width in _widths(gang // NODE))
     for number in range(times):
         now = _settle(book, planner, now + HOUR_S)
         job = book.submit(Ask(f"gang-{number}", gang, PREMIUM, ("pool",), now, widths, NODE), now)
         if book.pools["pool"].free > gang // 2:
             raise BenchmarkError("The fleet was not full: nothing had to be reclaimed.")
-        begun = time.perf_counter()
+        begun = time.perf_counter(), time.thread_time()
         plan = planner.plan(now)
-        found.append(time.perf_counter() - begun)
+        found.append((time.perf_counter() - begun[0], time.thread_time() - begun[1]))
         _done(book, plan, now + 15.0)
         now = _settle(book, planner, now + 15.0)
         if job.width != gang:

@@ -30,4 +30,5 @@ def test_a_storm_asks_for_more_than_there_is():
 
 
 def test_a_gang_gets_what_it_takes_from_others():
-    assert all(seconds > 0 for seconds in reclaims(gang=32, nodes=20, times=3))
+    took = reclaims(gang=32, nodes=20, times=3)
+    assert len(took) == 3 and all(wall > 0 and processor > 0 for wall, processor in took)
