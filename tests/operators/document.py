@@ -35,7 +35,7 @@ What differs is in `tests/operators/expected.tsv`, by entry, dtype and phase, wi
 The last runs. *ordinary* phases: forward, backward, other values, other numbers, in-place, `out=`; *all*: besides,
 reference inputs, second derivatives, forward AD, methods, inputs that are not contiguous, `out=` with strides and of
 another shape, sparse layouts, and errors (in float32). Modules run in training and in evaluation, with gradients,
-second derivatives and state, optimizers four steps.
+second derivatives and state; optimizers four steps, where there is a choice in the form chosen for CUDA tensors.
 """
 
 _KINDS = """\
@@ -43,8 +43,8 @@ Kinds: *tolerance*: another kernel by design, within 64 units of the last place 
 error that names the operator and the way out, in any sample of any layout (sparse ones are among the samples); *error*,
 *error_type*, *error_text*: an error that the CPU does not raise, or raises otherwise; *no_error*: the CPU raises one,
 the device does not; *cpu_nan*: the CPU's result is not a number where the device's is one; *cpu_unstable*: the CPU's
-result is another one from call to call; *strides*, *metadata*, *device*: the numbers are equal, how they lie in memory
-is not. At most 12 entries may be of the kind *tolerance* and at most 1 % *refused*; a test counts.
+result of a copy of the arguments is another one; *strides*, *metadata*, *device*: the numbers are equal, how they lie
+in memory is not. At most 12 entries may be of the kind *tolerance* and at most 1 % *refused*; a test counts.
 """
 
 

@@ -121,7 +121,13 @@ Tensor softmax_kernel(const Tensor& input, int64_t dim, std::optional<at::Scalar
 
 template <Tensor& (*function)(Tensor&, const Tensor&, int64_t, bool)>
 Tensor& softmax_out_kernel(const Tensor& input, int64_t dim, std::optional<at::ScalarType> dtype, Tensor& out) {
-  return function(out, dtype.has_value() ? input.toType(*dtype) : input, dim, /*half_to_float=*/false);
+  const Tensor converted = dtype.has_value() ? input.toType(*dtype) : input;
+  if (out.is_contiguous()) return function(out, converted, dim, /*half_to_float=*/false);
+  // The kernel writes as if its result were contiguous.
+  Tensor result = at::empty(out.sizes(), out.options());
+  function(result, converted, dim, /*half_to_float=*/false);
+  out.resize_(result.sizes());
+  return out.copy_(result);
 }
 
 bool no_cudnn_ctc(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) { return false; }

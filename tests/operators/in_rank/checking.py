@@ -12,7 +12,7 @@ import torch
 from ergo_rank import _interposer
 from in_rank.comparing import Difference, difference
 from in_rank.entries import Task
-from in_rank.moving import DEVICE, tensors
+from in_rank.moving import DEVICE, copies, tensors
 
 _SEED = 3
 _UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
@@ -57,18 +57,37 @@ class Case:
         self._progress.say(self.task.key, phase, sample)
 
     def check(
-        self, phase: str, sample: int, reference: Callable[[], Any], proxied: Callable[[], Any], inputs: Any = None
+        self, phase: str, sample: int, reference: Callable[[], Any], proxied: Callable[[], Any]
     ) -> tuple[Any, Any]:
         """Calls both, the generators seeded alike, and compares.
 
-        Args:
-            inputs: what the reference takes. If it leaves them as they are, it is asked again where the results differ:
-                some CPU kernels read what nobody wrote.
-
         Returns their results, `FAILED` where there is none.
         """
+        return self._check(phase, sample, reference, proxied, None)
+
+    def compare(
+        self, phase: str, sample: int, function: Callable[[Any], Any], ours: Any, theirs: Any
+    ) -> tuple[Any, Any]:
+        """`check` of a function of arguments; where results differ, the CPU is asked again about a copy of them.
+
+        Some CPU kernels read what nobody wrote.
+        """
+        versions = _versions(ours)
+
+        def again() -> Any:
+            return function(copies(ours)) if _versions(ours) == versions else FAILED
+
+        return self._check(phase, sample, lambda: function(ours), lambda: function(theirs), again)
+
+    def _check(
+        self,
+        phase: str,
+        sample: int,
+        reference: Callable[[], Any],
+        proxied: Callable[[], Any],
+        again: Callable[[], Any] | None,
+    ) -> tuple[Any, Any]:
         self.say(phase, sample)
-        before = _versions(inputs)
         torch.manual_seed(_SEED)
         try:
             wanted = reference()
@@ -87,10 +106,12 @@ class Case:
         finally:
             if refused_launches() != launches:
                 self.fail(phase, "launch", "a native CUDA call was made in the rank", sample)
-        if found and found.kind in ("wrong", "tolerance") and inputs is not None and _versions(inputs) == before:
+        if found and found.kind in ("wrong", "tolerance") and again is not None:
             torch.manual_seed(_SEED)
-            if again := difference(wanted, reference(), contents=self._contents, device="cpu"):
-                found = Difference("cpu_unstable", f"on the CPU too, from call to call: {again.text}")
+            repeated = again()
+            if repeated is not FAILED:
+                unstable = difference(wanted, repeated, contents=self._contents, device="cpu")
+                found = Difference("cpu_unstable", f"on the CPU too: {unstable.text}") if unstable else found
         if found:
             self.fail(phase, found.kind, found.text, sample)
         return wanted, got

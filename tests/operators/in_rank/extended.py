@@ -66,7 +66,7 @@ def _derivatives(case: Case, n: int, sample: Any, wants_gradients: bool) -> None
 def _compare(case: Case, phase: str, n: int, ours: Arguments, function: Callable[[Arguments], Any]) -> None:
     theirs = move(case, phase, n, ours)
     if theirs is not FAILED:
-        case.check(phase, n, lambda: function(ours), lambda: function(theirs), ours)
+        case.compare(phase, n, function, ours, theirs)
 
 
 def _other_forms(case: Case, n: int, sample: Any) -> None:

@@ -19,6 +19,15 @@ def clones(value: Any) -> Any:
     return tree_map(lambda v: v.detach().clone() if isinstance(v, torch.Tensor) else v, value)
 
 
+def copies(value: Any) -> Any:
+    """Leaves of their own, that want gradients where `value` does."""
+
+    def copy(v: Any) -> Any:
+        return v.detach().clone().requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v
+
+    return tree_map(copy, value)
+
+
 def on_device(value: Any) -> Any:
     """`value` with every CPU tensor, device and generator replaced by one of the device.
 

@@ -87,7 +87,7 @@ def _fresh(case: Case, n: int, sample: Any, wants_gradients: bool) -> None:
     theirs = move(case, "forward", n, ours)
     if theirs is FAILED or needs_no_device(ours):
         return
-    wanted, got = case.check("forward", n, lambda: call(info.op, ours), lambda: call(info.op, theirs), ours)
+    wanted, got = case.compare("forward", n, lambda a: call(info.op, a), ours, theirs)
     if got is FAILED:
         return
     if n < _WRITING_SAMPLES:
@@ -102,8 +102,7 @@ def _fresh(case: Case, n: int, sample: Any, wants_gradients: bool) -> None:
 def _again(case: Case, n: int, ours: Arguments) -> None:
     theirs = move(case, "hit", n, ours)
     if theirs is not FAILED and not needs_no_device(ours):
-        function = case.task.info.op
-        case.check("hit", n, lambda: call(function, ours), lambda: call(function, theirs), ours)
+        case.compare("hit", n, lambda a: call(case.task.info.op, a), ours, theirs)
 
 
 def _other_numbers(a: Arguments) -> Arguments | None:
@@ -134,7 +133,7 @@ def _with_gradients(case: Case, n: int, ours: Arguments) -> None:
 
     theirs = move(case, "numbers", n, ours)
     if theirs is not FAILED and not needs_no_device(ours):
-        case.check("numbers", n, lambda: both(ours), lambda: both(theirs))
+        case.compare("numbers", n, both, ours, theirs)
 
 
 def move(case: Case, phase: str, n: int, ours: Arguments) -> Any:
