@@ -133,6 +133,7 @@ class ManifestHeader(_Shape):
         env: the environment a restore needs. Never holds secrets: those are references.
         network: of the ranks: the host's, or a namespace of their own.
         pack: ``node``: the job is one process tree, kept as rank 0's, and ranks are the channels to its devices.
+        python: interpreter of the job where it is not the runtime's own; a restore needs it at the same path.
         build_id: the runtime build whose files the process images map.
         created_at_ns: when the cut was taken.
         ranks: one for each rank, in rank order.
@@ -147,6 +148,7 @@ class ManifestHeader(_Shape):
     env: dict[str, str] = {}
     network: Literal["host", "none", "private"] = "host"
     pack: Literal["rank", "node"] = Field(default="rank", exclude_if=lambda pack: pack == "rank")
+    python: str = Field(default="", exclude_if=lambda python: not python)
     build_id: str
     numerics: NumericsClass
     host: HostClass

@@ -134,7 +134,10 @@ class Job:
             linger=options.linger,
             base_dir=str(files),
             pack=header.pack,
+            python=header.python,
         )
+        if header.python and not os.access(header.python, os.X_OK):
+            raise RunError(f"the interpreter {header.python} of this job is not on this machine.", code="run.no-python")
         job = cls._spawn(spec, options, progress, made_by)
         job.log_offsets = [rank.log_offset for rank in header.ranks[: spec.processes]]
         steps = sorted({rank.step for rank in header.ranks})
@@ -280,7 +283,14 @@ def _spec(options: JobOptions) -> RunSpec:
         transport=options.transport,
         network=options.network,
         linger=options.linger,
+        python=_python(options.python),
     )
+
+
+def _python(given: str) -> str:
+    """The absolute path of the job's interpreter; empty where it is our own."""
+    found = os.path.abspath(shutil.which(given) or given)
+    return "" if found == os.path.abspath(sys.executable) else found
 
 
 def _require_machine(spec: RunSpec) -> None:

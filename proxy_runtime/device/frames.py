@@ -1,11 +1,13 @@
-"""Frames on the control socket: a 4-byte little-endian length, then an orjson object; descriptors beside it.
+"""Frames on the control socket: a 4-byte little-endian length, then a JSON object; descriptors beside it.
 
-The format is that of docs/design/0001, "Control protocol of a device proxy".
+The format is that of docs/design/0001, "Control protocol of a device proxy". The other end runs in a job's own
+environment, where nothing but the standard library and torch can be expected.
 """
 
 from __future__ import annotations
 
 import array
+import json
 import os
 import select
 import socket
@@ -13,8 +15,6 @@ import struct
 import time
 from collections.abc import Sequence
 from typing import Any, Final
-
-import orjson
 
 MAX_FRAME_BYTES: Final = 16 << 20
 MAX_DESCRIPTORS: Final = 250  # the kernel takes 253 in one message
@@ -49,7 +49,7 @@ class FrameSocket:
             FrameTimeout: the other side did not read for `deadline_s` seconds.
             OSError: the connection is gone.
         """
-        body = orjson.dumps(value)
+        body = json.dumps(value, separators=(",", ":")).encode()
         data = memoryview(_LENGTH.pack(len(body)) + body)
         until = time.monotonic() + deadline_s
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", list(descriptors)))] if descriptors else []
@@ -109,8 +109,8 @@ class FrameSocket:
         body = bytes(self._buffer[_LENGTH.size : end])
         del self._buffer[:end]
         try:
-            value = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
+            value = json.loads(body)
+        except ValueError as error:
             raise FrameError(f"a frame that is not JSON: {error}") from None
         if not isinstance(value, dict):
             raise FrameError("a frame that is no object")

@@ -26,6 +26,10 @@ class NativeBuild(Protocol):
     def id(self) -> str: ...
     @property
     def device_dir(self) -> Path: ...
+    @property
+    def torch_version(self) -> str: ...
+    @property
+    def abi(self) -> str: ...
 
 
 class Zygote:
@@ -58,7 +62,8 @@ class Zygote:
             env: environment (default: this process's). Thread counts in it are overruled: the zygote
                 must have one thread, and proxies are told their number.
             log: file that its output is appended to (default: inherited).
-            python: interpreter that has torch (default: this one).
+            python: interpreter that has the build's torch (default: this one); the job's own, so that its device
+                computes with the torch that it sees.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         package_root = Path(__file__).resolve().parents[2]
@@ -72,7 +77,7 @@ class Zygote:
             "MKL_NUM_THREADS": "1",
         }
         command = [os.fspath(python or sys.executable), "-m", "proxy_runtime.device.zygote"]
-        command += [str(theirs.fileno()), device_kind, build.id]
+        command += [str(theirs.fileno()), device_kind, build.id, build.torch_version, build.abi]
         try:
             with contextlib.ExitStack() as stack:
                 output = None if log is None else stack.enter_context(open(log, "ab"))
@@ -116,7 +121,8 @@ class Zygote:
             deadline_s: seconds, the zygote's own start included.
 
         Raises:
-            DeviceProxyError: `device-proxy.start` if the zygote has ended, `.deadline`, `.fork`, `.build`.
+            DeviceProxyError: `device-proxy.start` if the zygote has ended, `.torch` if its torch is not the build's,
+                `.deadline`, `.fork`, `.build`.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -160,7 +166,9 @@ class Zygote:
             self._next_id += 1
             try:
                 if not self._ready:
-                    self._receive(until)
+                    greeting, _ = self._receive(until)
+                    if not greeting.get("ok"):
+                        raise _refusal(greeting)
                     self._ready = True
                 self._frames.send(request, fds, deadline_s=max(0.1, until - time.monotonic()))
                 reply, received = self._receive(until)
@@ -176,9 +184,7 @@ class Zygote:
             except (OSError, FrameError) as error:
                 raise self._ended() from error
         if not reply.get("ok"):
-            raise DeviceProxyError(
-                sentence(str(reply.get("error"))), code=str(reply.get("code") or "device-proxy.fork")
-            )
+            raise _refusal(reply)
         return reply, received
 
     def _receive(self, until: float) -> tuple[dict[str, Any], list[int]]:
@@ -194,3 +200,7 @@ class Zygote:
             f"The zygote of the device proxies has ended (exit code {self._process.returncode}); its log says why.",
             code="device-proxy.start",
         )
+
+
+def _refusal(reply: Mapping[str, Any]) -> DeviceProxyError:
+    return DeviceProxyError(sentence(str(reply.get("error"))), code=str(reply.get("code") or "device-proxy.fork"))

@@ -6,6 +6,7 @@ control socket closes: whoever owns it is gone then, and so is the job.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -15,8 +16,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
-
-import orjson
 
 from proxy_runtime.channel.ring import PROTOCOL_VERSION, build_word
 from proxy_runtime.device.frames import FrameError, FrameSocket
@@ -44,7 +43,7 @@ class Diary:
         when = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = {"time": when, "level": level, "event": event, **self._ids, **more, "process": "device-proxy"}
         with suppress(OSError):
-            os.write(sys.stderr.fileno(), orjson.dumps(line) + b"\n")
+            os.write(sys.stderr.fileno(), json.dumps(line).encode() + b"\n")
 
 
 class RequestError(Exception):
@@ -225,10 +224,8 @@ class _Session:
         return {}
 
     def _stats(self, request: Reply, fds: list[int]) -> Reply:
-        import orjson
-
         stats = self._proxy.stats(_deadline(request))
-        return stats | {"ranks": {rank: orjson.loads(json) for rank, json in stats["ranks"].items()}}
+        return stats | {"ranks": {rank: json.loads(text) for rank, text in stats["ranks"].items()}}
 
 
 def _deadline(request: Reply) -> float:

@@ -4,7 +4,9 @@ A fork takes milliseconds where a fresh interpreter takes a second. It stays sin
 the forking thread lives on in a child. It ends when its socket closes or its parent process ends, and its
 proxies end with it.
 
-    python -m proxy_runtime.device.zygote SOCKET_FD DEVICE_KIND BUILD_ID
+    python -m proxy_runtime.device.zygote SOCKET_FD DEVICE_KIND BUILD_ID TORCH ABI
+
+It runs in the job's own interpreter, whose torch and Python must be those that the build is for.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import select
 import signal
 import socket
 import sys
+import sysconfig
+from collections.abc import Sequence
 from typing import Any, Final
 
 from proxy_runtime.device.frames import FrameSocket
@@ -25,13 +29,18 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def main() -> None:
     """Serves fork requests until the socket closes or the parent ends."""
-    fd, device_kind, build_id = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    fd, device_kind, build_id, *built_for = int(sys.argv[1]), *sys.argv[2:6]
     parent = os.getppid()
     sock = FrameSocket(socket.socket(fileno=fd))
     sock.socket.set_inheritable(False)
     # Torch first: it brings the libraries that the device side is linked against.
-    import torch  # noqa: F401, I001
+    import torch
+
+    if message := _mismatch((torch.__version__, sysconfig.get_config_var("SOABI")), built_for):
+        sock.send({"ok": False, "code": "device-proxy.torch", "error": message})
+        return
     import _ergo_device
+
     from proxy_runtime.device import proxy  # noqa: F401
 
     if device_kind == "cpu":
@@ -40,6 +49,17 @@ def main() -> None:
     gc.freeze()  # a collection in a child would touch, and so copy, every page that holds an object
     sock.send({"ok": True, "pid": os.getpid()})
     _Zygote(sock, device_kind, build_id, parent).serve()
+
+
+def _mismatch(here: Sequence[object], built_for: Sequence[str]) -> str | None:
+    """Why libraries built for one torch and Python cannot be loaded into another."""
+    if [str(part) for part in here] == list(built_for):
+        return None
+    return (
+        f"{sys.executable} has torch {here[0]} on {here[1]}, but this build of the runtime is for torch {built_for[0]} "
+        f"on {built_for[1]}. Run the job with the interpreter that the build was made for (--python), or make the "
+        "build anew."
+    )
 
 
 class _Zygote:

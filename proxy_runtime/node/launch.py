@@ -129,8 +129,8 @@ def restored_record(
     )
 
 
-def run_spec(profile: NodeProfile, record: PartRecord, env: dict[str, str], base: Path) -> RunSpec:
-    """What the shim is told."""
+def run_spec(profile: NodeProfile, record: PartRecord, env: dict[str, str], base: Path, python: str = "") -> RunSpec:
+    """What the shim is told; `python` as in `RunSpec`."""
     placement = record.placement
     local = tuple(index for index, device in enumerate(placement.devices) if device.node == profile.node)
     network: Network = "none" if record.network == "none" else "private" if record.network == "private" else "host"
@@ -148,6 +148,7 @@ def run_spec(profile: NodeProfile, record: PartRecord, env: dict[str, str], base
         network=network,
         linger=True,
         base_dir=str(base),
+        python=python,
         part=NodePart(
             node=str(profile.node),
             epoch=int(record.epoch),

@@ -322,7 +322,7 @@ class LocalNodeRuntime:
     def _placed(self, record: launch.PartRecord, env: dict[str, str], made: build.Build) -> Part:
         """The part with its shim, which has started nothing yet."""
         job, epoch = record.job, record.epoch
-        spec = launch.run_spec(self._profile, record, env, self._volumes.of(record.spec))
+        spec = launch.run_spec(self._profile, record, env, self._volumes.of(record.spec), self._python)
         self.storage.store(record.spec.tenant)  # makes the tenant's key known to the store
         with self._locks[job]:  # whoever stops the epoch comes before this, or finds the part
             known = self._ledger.epochs(job)

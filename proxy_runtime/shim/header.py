@@ -47,6 +47,7 @@ def job_header(
         env=spec.env,
         network=spec.network,
         pack=spec.pack,
+        python=spec.python,
         build_id=build.id,
         numerics=numerics_class(build, spec.device_kind, spec.threads),
         host=host_class(),

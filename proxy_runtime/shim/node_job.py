@@ -18,7 +18,7 @@ from proxy_runtime.checkpoint.errors import BUSY, CheckpointError
 from proxy_runtime.checkpoint.reader import CheckpointReader
 from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.cut.cutter import Cutter
-from proxy_runtime.device.client import DeviceProxyError, Zygote
+from proxy_runtime.device.client import Zygote
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.shim.generation import Generation, ended_on_error
@@ -26,6 +26,7 @@ from proxy_runtime.shim.header import host_class, manifest_header, numerics_clas
 from proxy_runtime.shim.layout import EpochLayout, RunLayout
 from proxy_runtime.shim.restoring import Restoration
 from proxy_runtime.shim.spec import CutReport, CutRequest, RankExit, RunError, RunSpec
+from proxy_runtime.shim.zygotes import fork_proxies, start_zygote
 
 TERMINATE_GRACE_S = 5.0
 KEEP_CHECKPOINTS = 3
@@ -296,16 +297,10 @@ class NodeJob:
         shutil.rmtree(generation.layout.root, ignore_errors=True)
 
     def _start_zygote(self) -> None:
-        self._zygote = Zygote.start(self.build, self.spec.device_kind, log=self.layout.root / "zygote.log")
+        self._zygote = start_zygote(self.spec, self.build, self.layout)
 
     def _fork_proxies(self, generation: Generation) -> None:
         if self._zygote is None:
             raise RunError("the zygote of the device proxies is not running.", code="run.no-zygote")
-        try:
-            generation.fork_proxies(self._zygote)
-            generation.connect()
-        except DeviceProxyError as error:
-            words = (self.layout.root / "zygote.log").read_text(errors="replace").strip().splitlines()
-            if error.code == "device-proxy.start" and words:
-                raise RunError(f"{error.message} Its last words: {words[-1]}", code=error.code) from error
-            raise
+        fork_proxies(generation, self._zygote, self.layout)
+        generation.connect()

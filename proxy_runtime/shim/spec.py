@@ -65,6 +65,7 @@ class RunSpec:
         linger: keep running when the client that started the job is gone.
         base_dir: where the job directory's own files are on this machine; `cwd` unless restored elsewhere.
         part: of a job of a fleet; None where the whole job is here.
+        python: interpreter of the job, whose torch the device proxies compute with; empty: this program's own.
         pack: `rank`: each rank is a process tree of its own, on one device. `node`: one tree, which starts its own
             ranks and sees all devices.
     """
@@ -85,6 +86,7 @@ class RunSpec:
     base_dir: str = ""
     part: NodePart | None = None
     pack: Pack = "rank"
+    python: str = ""
 
     def __post_init__(self) -> None:
         if self.world_size < 1:

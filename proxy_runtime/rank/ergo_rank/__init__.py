@@ -14,6 +14,11 @@ def autoload() -> None:
     from ergo_rank import boot
 
     if boot.channel is not None or boot.tree is not None:
+        import sysconfig
+
+        import torch
+
+        boot.require_torch(torch.__version__, str(sysconfig.get_config_var("SOABI")))
         from ergo_rank import device
 
         device.install(boot.channel, boot.tree)

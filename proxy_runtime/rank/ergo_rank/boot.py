@@ -6,7 +6,17 @@ import ctypes
 import os
 import sys
 
-__all__ = ["Channel", "Tree", "channel", "join_tree", "load_library", "map_channel", "take_channel", "tree"]
+__all__ = [
+    "Channel",
+    "Tree",
+    "channel",
+    "join_tree",
+    "load_library",
+    "map_channel",
+    "require_torch",
+    "take_channel",
+    "tree",
+]
 
 _KINDS = ("cpu", "cuda")
 _BUILD_OFFSET = 32  # bytes from the start of the ring's header to its build word (channel/ring.hpp)
@@ -176,6 +186,32 @@ def _check_build(base: int, rank_dir: str) -> None:
         raise RuntimeError(
             f"The channel was made by build {theirs.to_bytes(8, 'little').hex()} of the runtime, this rank runs build "
             f"{name[:16]}; start both with one build."
+        )
+
+
+def require_torch(version: str, abi: str, description: str | None = None) -> None:
+    """Checks that this process has the torch and the Python that the build is for: its device has them.
+
+    Args:
+        version: of this process's torch.
+        abi: of its Python, as in ``SOABI``.
+        description: the file that says what the build is for; default: the one of this file's build.
+
+    Raises:
+        RuntimeError: it has others; one sentence.
+    """
+    import json
+
+    package = os.path.dirname(os.path.abspath(__file__))
+    try:
+        with open(description or os.path.join(package, "..", "..", "build.json")) as file:
+            about = json.load(file)
+    except FileNotFoundError:
+        return  # not in a build directory: under development
+    if (version, abi) != (about["torch"], about["abi"]):
+        raise RuntimeError(
+            f"ergosphere: {sys.executable} has torch {version} on {abi}, but the device of this job has torch "
+            f"{about['torch']} on {about['abi']}; start the job with this interpreter (ergo run --python)."
         )
 
 

@@ -28,6 +28,15 @@ ReduceOp reduce_op(const c10d::ReduceOp& op) {
   return static_cast<ReduceOp>(static_cast<uint8_t>(op.op_));
 }
 
+// Newer versions of torch have a name of its own for it.
+template <class Type>
+constexpr Type gathered_into_tensors() {
+  if constexpr (requires { Type::ALLGATHER_INTO_TENSOR_COALESCED; })
+    return Type::ALLGATHER_INTO_TENSOR_COALESCED;
+  else
+    return Type::ALLGATHER_COALESCED;
+}
+
 // The inputs, each multiplied by the factor of a PREMUL_SUM, and as they are for any other reduction.
 Tensors premultiplied(const Tensors& inputs, const c10d::ReduceOp& op) {
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return inputs;
@@ -45,7 +54,8 @@ Tensors premultiplied(const Tensors& inputs, const c10d::ReduceOp& op) {
 // of every backend that calls itself "gloo" (logger.cpp).
 struct GlooOptions : c10d::Backend::Options {
   using Options::Options;
-  c10::intrusive_ptr<Options> clone() const override { return c10::make_intrusive<GlooOptions>(*this); }
+  // Virtual in newer versions of torch only, hence no `override`.
+  c10::intrusive_ptr<Options> clone() const { return c10::make_intrusive<GlooOptions>(*this); }
   std::vector<std::shared_ptr<void>> devices;
   int threads = 1;
 };
@@ -135,7 +145,7 @@ class ProcessGroupErgo final : public GlooShaped {
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& o) override {
     check_lists(outputs.size(), inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) _allgather_base(outputs[i], inputs[i], o);
-    return done(outputs, OpType::ALLGATHER_INTO_TENSOR_COALESCED);
+    return done(outputs, gathered_into_tensors<OpType>());
   }
 
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& o) override {

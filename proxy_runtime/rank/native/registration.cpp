@@ -146,14 +146,20 @@ std::vector<std::string>& overridden() {
   return *names;
 }
 
-// Whether a kernel is ours. Newer torch versions hand it out in a wrapper.
+// What the dispatcher says of a kernel of ours.
+constexpr const char* kForwarded = "forwarded to the device proxy";
+
+torch::CppFunction forwarding() {
+  return torch::CppFunction::makeFromBoxedFunction<&forward_operator>().debug(kForwarded);
+}
+
+// Whether a kernel is ours. Newer torch versions hand it out in a wrapper, which tells what it was registered with.
 template <class Kernel>
 bool is_ours(const Kernel& kernel) {
-  static const auto ours = c10::KernelFunction::makeFromBoxedFunction<&forward_operator>();
-  if constexpr (requires { kernel.kernelFunction(); })
-    return kernel.kernelFunction()._equalsBoxedAndUnboxed(ours);
+  if constexpr (requires { kernel.debug(); })
+    return kernel.debug() == kForwarded;
   else
-    return kernel._equalsBoxedAndUnboxed(ours);
+    return kernel._equalsBoxedAndUnboxed(c10::KernelFunction::makeFromBoxedFunction<&forward_operator>());
 }
 
 bool is_forwarded(const c10::OperatorHandle& op) {
@@ -196,8 +202,7 @@ size_t sweep_operators(const std::unordered_set<std::string>& python_kernels) {
     if (!wanted(*op, full) || is_forwarded(*op) || python_kernels.count(full) != 0) continue;
     const auto ns = namespace_of(name);
     if (swept && ns == "aten") overridden().push_back(full);
-    library_of(ns).impl(full.substr(ns.size() + 2).c_str(),
-                        torch::CppFunction::makeFromBoxedFunction<&forward_operator>());
+    library_of(ns).impl(full.substr(ns.size() + 2).c_str(), forwarding());
     ++n;
   }
   swept = true;
@@ -211,7 +216,7 @@ void register_operators(DeviceKind kind) {
   {
     QuietWarnings quiet;
     static auto* fallback = new torch::Library(torch::Library::IMPL, "_", kDeviceKey, __FILE__, __LINE__);
-    fallback->fallback(torch::CppFunction::makeFromBoxedFunction<&forward_operator>());
+    fallback->fallback(forwarding());
     torch::Library& aten = library_of("aten");
     register_memory_kernels(aten);
     static auto* autograd =

@@ -21,7 +21,7 @@ from model.manifest import RankState
 from model.runtime import AttendResult, Outcome, Progress, RestoreResult
 from proxy_runtime.build import Build
 from proxy_runtime.checkpoint.store import Store
-from proxy_runtime.device.client import DeviceProxyError, Zygote
+from proxy_runtime.device.client import Zygote
 from proxy_runtime.device.wiring import address_of, listening_pairs, reserve
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
@@ -34,6 +34,7 @@ from proxy_runtime.shim.parts.cuts import PartCuts
 from proxy_runtime.shim.parts.stopwatch import Stopwatch
 from proxy_runtime.shim.restoring import Restoration
 from proxy_runtime.shim.spec import NodePart, RunError, RunSpec
+from proxy_runtime.shim.zygotes import fork_proxies, start_zygote
 
 TERMINATE_GRACE_S = 5.0
 KILL_PERIOD_S = 0.2
@@ -81,7 +82,7 @@ class PartJob:
         """Starts the zygote, which imports torch while the nodes agree on what to do."""
         with self.operation("warm"):
             if self._zygote is None:
-                self._zygote = Zygote.start(self.build, self.spec.device_kind, log=self.layout.root / "zygote.log")
+                self._zygote = start_zygote(self.spec, self.build, self.layout)
             return self._zygote
 
     def prepare(self, host: str, *, fresh: bool, deadline_s: float) -> tuple[Endpoint, ...]:
@@ -390,14 +391,3 @@ def restored_state(saved: RankState, counts: dict[str, Any]) -> RankState:
         if comm.name in counts
     }
     return saved.model_copy(update={"communicators": tuple(loaded.values())})
-
-
-def fork_proxies(generation: Generation, zygote: Zygote, layout: RunLayout, deadline_s: float = 60.0) -> None:
-    """Forks a generation's proxies; an error of the zygote comes with its last words."""
-    try:
-        generation.fork_proxies(zygote, deadline_s)
-    except DeviceProxyError as error:
-        words = (layout.root / "zygote.log").read_text(errors="replace").strip().splitlines()
-        if error.code == "device-proxy.start" and words:
-            raise RunError(f"{error.message} Its last words: {words[-1]}", code=error.code) from error
-        raise

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
 from proxy_runtime.channel.ring import Ring
 from proxy_runtime.device.client import DeviceProxyClient, NativeBuild, Zygote, connect_fabric
@@ -20,6 +22,8 @@ class DevelopmentBuild:
 
     device_dir: Path
     id: str = "1" * 32
+    torch_version: str = torch.__version__
+    abi: str = str(sysconfig.get_config_var("SOABI"))
 
 
 @pytest.fixture(scope="session")

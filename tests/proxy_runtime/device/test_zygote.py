@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from proxy_runtime.channel.ring import Ring
 from proxy_runtime.device.client import DeviceProxyClient, DeviceProxyError, NativeBuild, Zygote
@@ -79,7 +81,7 @@ import sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from proxy_runtime.device.client import Zygote
-build = SimpleNamespace(id=sys.argv[1], device_dir=Path(sys.argv[2]))
+build = SimpleNamespace(id=sys.argv[1], device_dir=Path(sys.argv[2]), torch_version=sys.argv[4], abi=sys.argv[5])
 zygote = Zygote.start(build, log=sys.argv[3])
 proxy = zygote.fork(sys.argv[3])
 print(zygote.pid, proxy.pid, flush=True)
@@ -90,6 +92,7 @@ time.sleep(600)
 def test_nothing_outlives_a_killed_owner(device_build: NativeBuild, tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-c", OWNER, device_build.id, str(device_build.device_dir), str(tmp_path / "log")]
+    command += [device_build.torch_version, device_build.abi]
     owner = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root, text=True)
     assert owner.stdout is not None
     pids = [int(pid) for pid in owner.stdout.readline().split()]
@@ -102,14 +105,27 @@ def test_nothing_outlives_a_killed_owner(device_build: NativeBuild, tmp_path: Pa
 
 
 def test_a_zygote_that_cannot_start_says_so(device_build: NativeBuild, tmp_path: Path) -> None:
-    class Broken:
-        id = "0" * 32
-        device_dir = tmp_path / "nothing"
-
-    with Zygote.start(Broken(), log=tmp_path / "zygote.log") as zygote, pytest.raises(DeviceProxyError) as error:
+    broken = SimpleNamespace(
+        id="0" * 32, device_dir=tmp_path / "nothing", torch_version=device_build.torch_version, abi=device_build.abi
+    )
+    with Zygote.start(broken, log=tmp_path / "zygote.log") as zygote, pytest.raises(DeviceProxyError) as error:
         zygote.fork(tmp_path / "log")
     assert error.value.code == "device-proxy.start"
     assert "_ergo_device" in (tmp_path / "zygote.log").read_text()
+
+
+@pytest.mark.parametrize("other", [{"torch_version": "2.13.0+cu130"}, {"abi": "cpython-399-x86_64-linux-gnu"}])
+def test_an_interpreter_with_another_torch_or_python_is_refused(
+    device_build: NativeBuild, tmp_path: Path, other: dict[str, str]
+) -> None:
+    about = {name: getattr(device_build, name) for name in ("id", "device_dir", "torch_version", "abi")} | other
+    with (
+        Zygote.start(SimpleNamespace(**about), log=tmp_path / "log") as zygote,
+        pytest.raises(DeviceProxyError) as error,
+    ):
+        zygote.fork(tmp_path / "log")
+    assert error.value.code == "device-proxy.torch"
+    assert torch.__version__ in error.value.message and next(iter(other.values())) in error.value.message
 
 
 def test_an_unknown_device_kind_is_named_in_the_log(device_build: NativeBuild, tmp_path: Path) -> None:
