@@ -52,7 +52,8 @@ def _of_command(command: Any, path: str) -> Iterator[str]:
 
 def _argument(argument: Any) -> str:
     name = argument.metavar or argument.name.upper()
-    return name if argument.required or name.startswith("[") or "[" in name else f"[{name}]"
+    many = "..." if argument.nargs == -1 and not name.endswith("...") else ""
+    return name if argument.required or name.startswith("[") or "[" in name else f"[{name}]{many}"
 
 
 def _option(option: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -52,9 +53,7 @@ def simulate(
     nodes: Annotated[int, typer.Option(min=1, max=1_000_000, help="Nodes of the fleet.", show_default=False)],
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="[FILE]...", help="Job logs: CSV, plain or gzip. Several are one log.", show_default=False
-        ),
+        typer.Argument(metavar="FILE", help="Job logs: CSV, plain or gzip. Several are one log.", show_default=False),
     ] = None,
     devices_per_node: Annotated[int, typer.Option(min=1, max=1024, help="Devices of each node.")] = 8,
     tiers: Annotated[
@@ -120,11 +119,14 @@ def simulate(
         raise typer.BadParameter("Give either job logs or --synthetic.")
     if spot > nodes:
         raise typer.BadParameter(f"{spot} leased nodes are more than the {nodes} of the fleet.", param_hint="--spot")
-    if page is not None and not page.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {page.absolute().parent}.", param_hint="--html")
+    if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
+        raise typer.BadParameter(f"{page} is no place for a file.", param_hint="--html")
+    for option, value in (("--resize-seconds", resize_seconds), ("--mtbf", mtbf), ("--load", load)):
+        if value is not None and not math.isfinite(value):
+            raise typer.BadParameter(f"{value} is no number.", param_hint=option)
     size = nodes * devices_per_node
     if synthetic is not None:
-        work = _made_up(synthetic, jobs, size, load or _SYNTHETIC_LOAD, shares, seed)
+        work = _made_up(synthetic, jobs, size, _SYNTHETIC_LOAD if load is None else load, shares, seed)
     else:
         work = _read(files or [], known, unit, limit, shares, seed)
         if load is not None:
@@ -132,17 +134,14 @@ def simulate(
     experiment = _experiment(work, nodes, devices_per_node, spot, resize_seconds, mtbf, seed)
     _warn(experiment)
     report = experiment.report(_run(experiment, names))
-    if page is not None:
-        from scheduling.simulator.page import page as made
-
-        page.write_text(made(report))
-        say(f"the page is {page}")
     if as_json:
         import orjson
 
         sys.stdout.buffer.write(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     else:
         _show(report)
+    if page is not None:
+        _write_page(page, report)
 
 
 def _usage(
@@ -274,12 +273,22 @@ def _show(report: Report) -> None:
         print_table(made)
     for policy in report.policies:
         for reason, count in policy.waiting_for[:3]:
-            data.print(f"{policy.policy}: {count:,} never ran: {reason}", markup=False)
+            data.print(f"{policy.policy}: {count:,} still wait at the end: {reason}", markup=False)
     settings = report.settings
     data.print(settings.tiers, markup=False)
     for name, text in settings.told():
         if name not in ("tiers", "seed", "versions"):
             data.print(f"{name}: {text}", markup=False)
+
+
+def _write_page(path: Path, report: Report) -> None:
+    from scheduling.simulator.page import page
+
+    try:
+        path.write_text(page(report))
+    except OSError as error:
+        raise ModelError(f"The page {path} cannot be written: {error.strerror}.", code="simulate.page") from None
+    say(f"the page is {path}")
 
 
 def table(report: Report) -> RenderableType:

@@ -101,7 +101,10 @@ def test_limit_and_load(log):
         (["LOG", "--tiers", "1,2,3"], "make up 100"),
         (["LOG", "--columns", "submit=a"], "lacks duration and devices"),
         (["LOG", "--spot", "3"], "more than the 2"),
-        (["LOG", "--html", "nowhere/page.html"], "no folder"),
+        (["LOG", "--html", "nowhere/page.html"], "no place for a file"),
+        (["LOG", "--html", "/"], "no place for a file"),
+        (["LOG", "--resize-seconds", "inf"], "inf is no number"),
+        (["LOG", "--load", "inf"], "inf is no number"),
         (["LOG", "--time-unit", "h"], "'h'"),
     ],
 )
@@ -113,6 +116,17 @@ def test_wrong_usage(log, arguments, told):
 
 def test_nodes_have_to_be_given(log):
     assert ergo(log).exit_code == 2
+
+
+def test_loads_that_are_none(log):
+    for arguments in (["--synthetic", "itp", "--load", "0"], [log, "--load", "-1"]):
+        assert "load" in failed(*arguments, *FLEET)
+
+
+def test_figures_are_shown_even_if_the_page_cannot_be_written(log):
+    done = ergo(log, *FLEET, "--policies", "fifo", "--html", "/proc/page.html")
+    assert isinstance(done.exception, ModelError) and "cannot be written" in str(done.exception)
+    assert "jobs that ended" in done.stdout
 
 
 def test_what_cannot_be_simulated_is_one_sentence(log, tmp_path):
