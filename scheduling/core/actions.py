@@ -8,8 +8,9 @@ from typing import Literal
 from scheduling.core.model import Job
 from scheduling.core.placing import Places
 
+Kind = Literal["place", "resize", "move", "preempt"]
 Why = tuple[object, ...]
-"""A code of `reasons.SENTENCES`, then its figures."""
+"""A code of `reasons`, then its figures: names and numbers only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +19,12 @@ class Action:
 
     Attributes:
         kind: ``place`` a waiting job; ``resize`` or ``move`` a running one; ``preempt`` it.
-        places: devices by node that it has when it is done; none for ``preempt``.
+        places: devices by node that it has when it is done, in the order of nodes; none for ``preempt``.
         beneficiary: whom it is for, where it is not for the job itself.
         why: reason with figures.
     """
 
-    kind: Literal["place", "resize", "move", "preempt"]
+    kind: Kind
     job: Job
     places: Places
     why: Why

@@ -23,10 +23,9 @@ def new_node(pool: Pool, name: str, rack_name: str, size: int, until: float | No
     rack.nodes[node.order] = node
     pool.nodes[name] = node
     pool.by_order[node.order] = node
+    pool.sizes[size] = pool.sizes.get(size, 0) + 1
     pool.size = max(pool.size, size)
     pool.devices += size
-    if until is None:
-        pool.capacity += size
     _enlist(node, +1)
     return node
 
@@ -42,14 +41,14 @@ def drop_node(node: Node) -> None:
         pool.racks_by_empty.remove(rack.empty, (0, rack.order))
         del pool.racks[rack.name], pool.rack_by_order[rack.order]
     pool.devices -= node.size
-    if node.until is None:
-        pool.capacity -= node.size
-    if node.size == pool.size:
-        pool.size = max((other.size for other in pool.nodes.values()), default=0)
+    pool.sizes[node.size] -= 1
+    if not pool.sizes[node.size]:
+        del pool.sizes[node.size]
+        pool.size = max(pool.sizes, default=0)
 
 
 def close(node: Node, closed: bool) -> None:
-    """A closed node is in no index: nothing is found there."""
+    """A closed node is in no index: nothing is found there, and nothing is promised out of it."""
     if node.closed != closed and node.alive:
         _enlist(node, -1 if closed else +1)
         node.closed = closed
@@ -87,6 +86,8 @@ def update(node: Node, free: int = 0, low: int = 0, mid: int = 0) -> None:
 def _enlist(node: Node, sign: int) -> None:
     pool, free, order = node.pool, node.free, node.order
     low = free + node.low
+    if node.until is None:
+        pool.capacity += sign * node.size
     pool.free += sign * free
     pool.low += sign * node.low
     pool.mid += sign * node.mid

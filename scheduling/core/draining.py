@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scheduling.core.actions import Action
 from scheduling.core.model import Job, Node, State
 from scheduling.core.placing import Places, find
 
@@ -29,12 +28,12 @@ def move(planner: Planner, job: Job, node: Node, why: tuple[object, ...]) -> Non
         for other, count in found.items():
             target[other] = target.get(other, 0) + count
         book.give(job, found, now, target=target)
-        planner.act(Action("move", job, target, why))
+        planner.act("move", job, target, why)
         return
     width = sum(kept.values())
     if width in job.widths:
         book.change(job, kept, now)
-        planner.act(Action("resize", job, kept, why))
+        planner.act("resize", job, kept, (*why, "no room", node.pool.free))
     else:
         book.stop(job, now)
-        planner.act(Action("preempt", job, {}, why))
+        planner.act("preempt", job, {}, (*why, "no room", node.pool.free))

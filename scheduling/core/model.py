@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from math import inf
 
 from scheduling.core.indexes import Buckets
-from scheduling.core.settings import BASIC, LENT, PREMIUM
+from scheduling.core.settings import BASIC, LENT, LEVELS, PREMIUM, STANDARD
 
 
 class State(IntEnum):
@@ -33,7 +34,10 @@ class Ask:
         tier: ``PREMIUM``, ``STANDARD`` or ``BASIC``.
         pools: where it may run, by preference.
         widths: at which it can run, ascending, the last is `ranks`; one where it cannot be resized.
-        unit: every node holds a multiple of it.
+        unit: every node holds a multiple of it, and so does every width.
+
+    Raises:
+        ValueError: sizes that make no sense, an unknown tier, no pool.
     """
 
     id: str
@@ -45,6 +49,17 @@ class Ask:
     unit: int = 1
     tenant: str = "default"
     priority: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tier not in (PREMIUM, STANDARD, BASIC):
+            raise ValueError(f"Job {self.id} is of tier {self.tier}; tiers are premium, standard and basic.")
+        if self.ranks < 1 or self.unit < 1 or not self.pools or not self.tenant:
+            raise ValueError(f"Job {self.id} needs at least one rank, one device on a node, a pool and a tenant.")
+        widths = self.widths or (self.ranks,)
+        if widths[-1] != self.ranks or widths[0] < 1 or any(a >= b for a, b in pairwise(widths)):
+            raise ValueError(f"Job {self.id}: widths ascend up to its {self.ranks} ranks, they are {widths}.")
+        if any(width % self.unit for width in widths):
+            raise ValueError(f"Job {self.id}: widths are multiples of {self.unit}, they are {widths}.")
 
 
 class Node:
@@ -92,20 +107,22 @@ class Pool:
 
     Attributes:
         size: devices of its largest node.
-        capacity: devices of live nodes that are not leased: what promises are made of.
+        sizes: how many live nodes have how many devices.
+        capacity: devices of open nodes that are not leased: what promises are made of.
         devices: of all live nodes; `free` of them, `low` and `mid` as for nodes.
-        promised: sum of level times width over admitted jobs; `short`: devices that these lack.
+        hundredths: of devices, level times width summed over admitted jobs; `short`: devices that these lack.
         gain: grows whenever somebody who failed before might now succeed.
     """
 
     __slots__ = (
-        "by_free", "by_low", "by_mid", "by_order", "capacity", "devices", "free", "gain", "key", "low", "mid", "nodes",
-        "promised", "rack_by_order", "racks", "racks_by_empty", "short", "size",
+        "by_free", "by_low", "by_mid", "by_order", "capacity", "devices", "free", "gain", "hundredths", "key", "low",
+        "mid", "nodes", "rack_by_order", "racks", "racks_by_empty", "short", "size", "sizes",
     )  # fmt: skip
 
     def __init__(self, key: str) -> None:
         self.key = key
         self.size = 0
+        self.sizes: dict[int, int] = {}
         self.nodes: dict[str, Node] = {}
         self.by_order: dict[str, Node] = {}
         self.racks: dict[str, Rack] = {}
@@ -115,9 +132,14 @@ class Pool:
         self.by_low = Buckets()
         self.by_mid = Buckets()
         self.capacity = self.devices = self.free = self.low = self.mid = 0
-        self.promised = 0.0
+        self.hundredths = 0
         self.short = 0
         self.gain = 0
+
+    @property
+    def promised(self) -> float:
+        """Devices times level that are promised out of it."""
+        return self.hundredths / 100
 
 
 class Job:
@@ -136,14 +158,15 @@ class Job:
         due: when it must be looked at because its slack is nearly used up; infinite if not.
         key: its zero-slack time when it was last put in order; what it is ordered by until then.
         not_before: it is not placed earlier.
+        holding: a person wants it held; it is once it has stopped.
         why: what it waits for: a code and figures for `reasons`.
     """
 
     __slots__ = (
         "admitted", "ask", "at", "below", "changed", "changes", "claim", "claimed_at", "delivered", "due", "given",
-        "hours", "id", "key", "missing", "not_before", "pool", "promised_in", "rank", "ranks", "rate", "served",
-        "stamp", "state", "target", "tenant", "ticket", "unit", "waits_since", "why", "width", "widths", "window_end",
-        "window_start",
+        "holding", "hours", "id", "key", "missing", "not_before", "pool", "promised_in", "rank", "ranks", "rate",
+        "served", "stamp", "state", "target", "tenant", "ticket", "unit", "waits_since", "why", "width", "widths",
+        "window_end", "window_start",
     )  # fmt: skip
 
     def __init__(self, ask: Ask, tenant: Tenant) -> None:
@@ -175,6 +198,7 @@ class Job:
         self.key = inf
         self.waits_since = ask.submitted
         self.not_before = 0.0
+        self.holding = False
         self.hours = 0
         self.below = 0
         self.stamp = 0
@@ -199,25 +223,38 @@ class Tenant:
     """Who pays, in a tree: ``org/team`` is below ``org``.
 
     Attributes:
-        quota: devices times level that may be promised to it and those below it; None for any.
-        usage: device-seconds, each counted twice as much as one a half-life before; see `Book.usage`.
+        quota: devices times level that may be promised to it and those below it; None for any. What is not promised
+            is lent to whoever has work.
+        weight: its part of what is lent, beside others under the same parent.
+        hundredths: of devices, promised; see `Pool`.
+        usage: device-seconds up to `at`, those of a half-life before counted half; `rate` devices add to it.
     """
 
-    __slots__ = ("at", "name", "parent", "promised", "quota", "rate", "usage", "weight")
+    __slots__ = ("at", "hundredths", "name", "parent", "quota", "rate", "usage", "weight")
 
     def __init__(self, name: str, parent: Tenant | None) -> None:
         self.name = name
         self.parent = parent
         self.quota: float | None = None
         self.weight = 1.0
-        self.promised = 0.0
+        self.hundredths = 0
         self.usage = 0.0
         self.rate = 0
         self.at = 0.0
+
+    @property
+    def promised(self) -> float:
+        """Devices times level that are promised to it and those below it."""
+        return self.hundredths / 100
+
+
+def promise_of(ask: Ask) -> int:
+    """Hundredths of devices that must be there for a job's level: whole numbers, so that sums do not drift."""
+    return round(100 * LEVELS[ask.tier]) * ask.ranks
 
 
 def rank_of(ask: Ask, admitted: bool) -> int:
     """What a job is served as."""
     if ask.tier == BASIC:
         return BASIC
-    return (PREMIUM if ask.tier == PREMIUM else ask.tier) if admitted else LENT
+    return ask.tier if admitted else LENT

@@ -21,7 +21,7 @@ def find(pool: Pool, width: int, unit: int = 1) -> Places | None:
         order = pool.by_free.first(width)
         if order is not None:
             return {pool.by_order[order]: width}
-    elif (whole := _whole_nodes(pool, width)) is not None:
+    elif pool.size % unit == 0 and (whole := _whole_nodes(pool, width)) is not None:
         return whole
     if unit > 1 and not _fits_in_units(pool, width, unit):
         return None
@@ -39,20 +39,7 @@ def find_more(pool: Pool, job: Job, extra: int) -> Places | None:
                 extra -= part
     if not extra:
         return found
-    if found:
-        # What is left goes to other nodes; that a bucket still lists these is why they are counted as they are.
-        for order in pool.by_free.downwards():
-            node = pool.by_order[order]
-            if node in found:
-                continue
-            part = min(node.free, extra) // job.unit * job.unit
-            if part:
-                found[node] = part
-                extra -= part
-            if not extra or len(found) > 64:
-                break
-        return found if not extra else None
-    return find(pool, extra, job.unit)
+    return _spread(pool, extra, job.unit, found) if found else find(pool, extra, job.unit)
 
 
 def find_elsewhere(pool: Pool, job: Job, width: int) -> Places | None:
@@ -63,6 +50,11 @@ def find_elsewhere(pool: Pool, job: Job, width: int) -> Places | None:
     return None if order is None else {pool.by_order[order]: width}
 
 
+def fits_empty(pool: Pool, width: int, unit: int) -> bool:
+    """Whether a gang fits a pool on which nothing runs."""
+    return sum(count * (size // unit * unit) for size, count in pool.sizes.items()) >= width
+
+
 def _whole_nodes(pool: Pool, width: int) -> Places | None:
     size = pool.size
     count, rest = divmod(width, size)
@@ -71,16 +63,14 @@ def _whole_nodes(pool: Pool, width: int) -> Places | None:
     found: Places = {}
     racks = pool.racks_by_empty
     tightest = racks.first(count)
-    names = [tightest] if tightest is not None else racks.downwards()
-    for name in names:
-        for order in _empty_of(pool, name, size):
-            found[pool.by_order[order]] = size
+    if tightest is not None:
+        _add_empty(pool, tightest, count, found)
+    if len(found) < count:  # a rack's empty nodes may be smaller than the largest
+        found.clear()
+        for name in racks.downwards():
+            _add_empty(pool, name, count, found)
             if len(found) == count:
                 break
-        if len(found) == count:
-            break
-    if len(found) < count:  # empty nodes smaller than the largest are counted in racks
-        return None
     if rest:
         for order in pool.by_free.upwards(rest, count + 1):
             node = pool.by_order[order]
@@ -91,23 +81,29 @@ def _whole_nodes(pool: Pool, width: int) -> Places | None:
     return found
 
 
-def _empty_of(pool: Pool, rack_order: str, size: int) -> list[str]:
-    rack = pool.rack_by_order[rack_order]
-    return sorted(order for order, node in rack.nodes.items() if node.free == size and not node.closed)
+def _add_empty(pool: Pool, rack_order: str, count: int, found: Places) -> None:
+    nodes = pool.rack_by_order[rack_order].nodes
+    for order in sorted(order for order, node in nodes.items() if node.free == pool.size and not node.closed):
+        if len(found) == count:
+            return
+        found[nodes[order]] = pool.size
 
 
 def _fits_in_units(pool: Pool, width: int, unit: int) -> bool:
     return sum(count * (free // unit * unit) for free, count in enumerate(pool.by_free.counts)) >= width
 
 
-def _spread(pool: Pool, width: int, unit: int) -> Places | None:
-    found: Places = {}
+def _spread(pool: Pool, width: int, unit: int, found: Places | None = None) -> Places | None:
+    """The roomiest nodes besides those in `found`, and the tightest for the rest."""
+    found = {} if found is None else found
     counts = pool.by_free.counts
     for free in range(len(counts) - 1, unit - 1, -1):
         if not counts[free]:
             continue
         most = free // unit * unit
         for _, order in pool.by_free.buckets[free]:
+            if pool.by_order[order] in found:
+                continue
             if width <= most:
                 # The last: the tightest node that is not in use yet.
                 for last in pool.by_free.upwards(width, len(found) + 1):

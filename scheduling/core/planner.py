@@ -7,18 +7,19 @@ expense. Nothing is disturbed before a place is proved that follows from it, and
 from __future__ import annotations
 
 import heapq
+from math import inf
 
-from scheduling.core.actions import Action, Plan
-from scheduling.core.book import CLAIM, GAIN, LEASE, URGENT, Book
+from scheduling.core.actions import Action, Kind, Plan, Why
+from scheduling.core.book import Book, arrival
+from scheduling.core.devices import CLAIM, LEASE, URGENT
 from scheduling.core.draining import drain
-from scheduling.core.model import Job, Pool, State
-from scheduling.core.placing import Places, find, find_elsewhere, find_more
+from scheduling.core.model import Job, Node, Pool, State, promise_of
+from scheduling.core.moving import make_room
+from scheduling.core.placing import Places, find, find_elsewhere, find_more, fits_empty
 from scheduling.core.reclaiming import Reclaim, Reclaimer
 from scheduling.core.service import zero_slack
 from scheduling.core.settings import BASIC, LENT, LEVELS, STANDARD
 from scheduling.core.waiting import gain_of
-
-_RETRY_S = 15.0
 
 _Step = tuple[Places | Reclaim, Pool]
 """Free devices, or a way to make them so; and where."""
@@ -33,180 +34,251 @@ class Planner:
         self.now = 0.0
         self._actions: list[Action] = []
         self._turn = False
+        self._kept: dict[str, Job] = {}
 
     def plan(self, now: float) -> Plan:
-        """What is to be done at `now`."""
-        self.now = now
+        """What is to be done at `now`; a clock that went back stands still."""
+        book = self.book
+        self.now = now = book.planned_at = max(now, book.planned_at)
         self._actions = []
         urgent = self._timers()
-        for name in sorted(self.book.draining):
-            drain(self, self.book.nodes[name])
+        self._kept = self._keep_room() if book.arrived else {}
+        for name in sorted(book.draining):
+            drain(self, book.nodes[name])
         self._redeem()
         for job in sorted(urgent, key=lambda job: (job.rank, zero_slack(job, now), job.id)):
             self._rescue(job)
-        if self.book.may_admit:
+        if book.may_admit:
             self._admit()
-        self._turn = now - self.book.turned_at >= self.settings.turn_every_s
+        self._turn = now - book.turned_at >= self.settings.turn_every_s
         if self._turn:
-            self.book.turned_at = now
-        if self.book.waiting.count:
+            book.turned_at = now
+        if book.waiting.count:
             self._serve()
-        if now - self.book.grown_at >= self.settings.grow_every_s:
-            self.book.grown_at = now
+        if now - book.grown_at >= self.settings.grow_every_s:
+            book.grown_at = now
             self._grow()
         return Plan(tuple(self._actions), self._wake())
 
-    def act(self, action: Action) -> None:
+    def act(self, kind: Kind, job: Job, places: Places, why: Why, beneficiary: Job | None = None) -> None:
         """Adds to the plan what was recorded in the book."""
-        self._actions.append(action)
+        places = dict(sorted(places.items(), key=_order)) if len(places) > 1 else dict(places)
+        self._actions.append(Action(kind, job, places, why, beneficiary))
 
     # -- what is due ----------------------------------------------------------------------------------------------
 
     def _timers(self) -> list[Job]:
         book, now = self.book, self.now
         urgent: list[Job] = []
+        last = None
         while book.timers and book.timers[0][0] <= now:
-            _, kind, name, stamp = heapq.heappop(book.timers)
+            timer = heapq.heappop(book.timers)
+            if timer == last or not self._live(timer):
+                continue
+            last = timer
+            _, kind, name, _ = timer
             if kind == LEASE:
-                if name in book.nodes:
-                    book.drain(name)
+                book.drain(name)
                 continue
-            job = book.jobs.get(name)
-            if job is None:
-                continue
-            if kind == URGENT and job.stamp == stamp and job.state in (State.WAITING, State.RUNNING):
+            job = book.jobs[name]
+            if kind == URGENT:
+                job.due = inf
                 urgent.append(job)
-            elif kind == CLAIM and job.claim and now - job.claimed_at >= self.settings.hold_s - 1e-6:
+            elif kind == CLAIM:
                 book.drop_claim(job)
-                if job.state is State.WAITING:
-                    job.not_before = now + self.settings.again_s
-            elif kind == GAIN and job.changes == stamp:
-                for key in [job.pool.key] if job.pool else job.ask.pools:
-                    if key in book.pools:
-                        book.pools[key].gain += 1
+                book.cool(job, now + self.settings.again_s)
+            else:
+                book.ripen(job, now)
         return urgent
+
+    def _live(self, timer: tuple[float, int, str, int]) -> bool:
+        """Whether what a timer was set for is still so."""
+        at, kind, name, stamp = timer
+        if kind == LEASE:
+            return name in self.book.nodes and name not in self.book.draining
+        job = self.book.jobs.get(name)
+        if job is None:
+            return False
+        if kind == URGENT:
+            return job.stamp == stamp and job.due == at
+        if kind == CLAIM:
+            return bool(job.claim) and at == job.claimed_at + self.settings.hold_s
+        return job.changes == stamp
 
     def _redeem(self) -> None:
         """Jobs whose claims are complete get what was held for them."""
         for job in sorted(self.book.whole, key=lambda job: job.id):
-            if job.state is State.WAITING:
-                self._give(job, self.book.redeem(job), ("held", job.ranks))
-            elif job.state is State.RUNNING:
-                self._widen(job, self.book.redeem(job), ("held", job.ranks))
+            since = self.now - job.claimed_at
+            places = self.book.redeem(job)
+            self._hand(job, places, ("held", sum(places.values()), since))
 
     # -- levels ---------------------------------------------------------------------------------------------------
 
     def _rescue(self, job: Job) -> None:
         """Its slack is nearly used up: it gets its full width, whatever it takes of those below."""
-        if job.claim or job.width == job.ranks:
+        if job.width == job.ranks:
             return
-        if not self._obtain(job, job.ranks, urgent=True):
+        if job.claim or not self._obtain(job, urgent=True):
             due = zero_slack(job, self.now) - self.settings.lead_s(job.rank)
-            self.book.call(job, max(self.now + _RETRY_S, due))
+            self.book.call(job, max(self.now + self.settings.retry_s, due))
+
+    def _keep_room(self) -> dict[str, Job]:
+        """By pool, the job that has waited so long for its level to be promised that nobody behind it is admitted
+        before: otherwise many small promises would always be in the way of a large one.
+        """
+        kept: dict[str, Job] = {}
+        for arrived in self.book.arrived.islice(0, 8):
+            job = self.book.jobs[arrived[3]]
+            if self.now - job.ask.submitted < self.settings.age_s or job.state is State.HELD:
+                continue
+            for pool in self._pools(job):
+                if pool.key not in kept and job.ranks <= pool.capacity and self._quota(job) is None:
+                    kept[pool.key] = job
+                    break
+        return kept
 
     def _admit(self) -> None:
         """Promises their levels to those that run already, at full width, on what others left."""
         book = self.book
         book.may_admit = False
         fails = 0
-        for arrival in list(book.arrived):
-            job = book.jobs[arrival[3]]
-            if job.state is State.RUNNING and job.width == job.ranks:
-                pool = self._room(job)
-                if pool is not None:
-                    book.admit(job, pool, self.now)
-                else:
-                    fails += 1
-                    if fails >= self.settings.fails_per_rank:
-                        return
+        for arrived in list(book.lent):
+            job = book.jobs[arrived[3]]
+            assert job.pool is not None
+            job.why = self._refusal(job, job.pool)
+            if not job.why:
+                book.admit(job, job.pool, self.now)
+            else:
+                fails += 1
+                if fails >= self.settings.fails_per_rank:
+                    return
 
-    def _room(self, job: Job) -> Pool | None:
-        amount = LEVELS[job.ask.tier] * job.ranks
+    def _refusal(self, job: Job, pool: Pool) -> Why:
+        """Why a job's level cannot be promised out of a pool now; empty if it can be."""
+        amount = promise_of(job.ask)
+        refused = self._quota(job)
+        if refused is not None:
+            return refused
+        cap = self.settings.cap * pool.capacity * 100
+        before = self._kept.get(pool.key)
+        kept = promise_of(before.ask) if before is not None and arrival(before) < arrival(job) else 0
+        if kept and before is not None and before.admitted is not None:
+            kept = 0
+        if job.ranks <= pool.capacity and (pool.hundredths + kept + amount <= cap or not pool.hundredths + kept):
+            return ()
+        name = before.id if kept and before is not None else ""
+        return ("cap", pool.key, pool.promised, amount / 100, cap / 100, name)
+
+    def _quota(self, job: Job) -> Why | None:
+        amount = promise_of(job.ask)
         tenant = job.tenant
         while tenant is not None:
-            if tenant.quota is not None and tenant.promised + amount > tenant.quota + 1e-9:
-                job.why = ("quota", tenant.name, tenant.promised, amount, tenant.quota)
-                return None
+            if tenant.quota is not None and tenant.hundredths + amount > tenant.quota * 100 + 1e-6:
+                return ("quota", tenant.name, tenant.promised, amount / 100, tenant.quota)
             tenant = tenant.parent
-        pools = [job.pool.key] if job.pool else job.ask.pools
-        for key in pools:
-            pool = self.book.pools.get(key)
-            if pool is None or job.ranks > pool.capacity:
-                continue
-            room = self.settings.cap * pool.capacity - pool.promised
-            if room + 1e-9 >= amount or pool.promised < 1e-9:
-                return pool
-            job.why = ("cap", pool.promised, amount, self.settings.cap * pool.capacity)
         return None
 
     # -- who waits ------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        book, now = self.book, self.now
-        fails = [0, 0, 0, 0]
+        book, now, settings = self.book, self.now, self.settings
+        fails, tries = [0, 0, 0, 0], [0, 0, 0, 0]
         heads = book.waiting.heads(now, book.pools, again=self._turn)  # sorted, which is a heap
         places = 0
-        while heads and places < self.settings.places_at_once:
+        while heads and places < settings.places_at_once:
             _, job, group = heapq.heappop(heads)
             rank = group.rank
-            if fails[rank] >= self.settings.fails_per_rank:
+            if tries[rank] >= settings.tries_per_rank:
                 continue
-            if job.claim or not (self._enter(job) or self._obtain(job, job.ranks)):
-                fails[rank] += 1
+            seeks = rank < BASIC or self._turn
+            thorough = seeks and fails[rank] < settings.fails_per_rank
+            if self._never(job):
                 group.failed_at = gain_of(job, book.pools)
+                continue
+            if not (self._enter(job, thorough) or self._obtain(job, seeks=thorough)):
+                tries[rank] += 1
+                fails[rank] += thorough
+                if thorough or not seeks:
+                    group.failed_at = gain_of(job, book.pools)
                 continue
             places += 1
             following = group.head()
             if following is not None and following is not job:
                 heapq.heappush(heads, (book.waiting.order(group, following, now), following, group))
 
-    def _enter(self, job: Job) -> bool:
-        """Admits a waiting job: there is room for its promise, and a place where it starts at once."""
-        pool = self._room(job) if job.rank == LENT else None
-        step = self._seek(job, job.ranks, job.ask.tier) if pool is not None else None
-        if pool is None or step is None:
+    def _never(self, job: Job) -> bool:
+        """It fits nowhere, not even on an empty fleet."""
+        pools = self._pools(job)
+        if any(fits_empty(pool, job.widths[0], job.unit) for pool in pools):
             return False
-        self.book.admit(job, pool, self.now)
-        self._take(job, step)
+        if pools:
+            largest = max(pools, key=lambda pool: pool.devices)
+            job.why = ("never", job.widths[0], job.unit, largest.devices, largest.size)
+        else:
+            job.why = ("no pool", *job.ask.pools)
         return True
 
-    def _obtain(self, job: Job, width: int, *, urgent: bool = False) -> bool:
-        """Gives a job `width` devices in all, or claims them and makes others give way; False: nothing was changed."""
-        if job.not_before > self.now and not urgent:
-            job.why = ("cooling", job.not_before)
+    def _enter(self, job: Job, seeks: bool) -> bool:
+        """Admits a waiting job: there is room for its promise, and a place where it starts at once."""
+        if job.rank != LENT:
             return False
-        step = self._seek(job, width, job.rank)
-        if step is None and urgent:
-            step = self._seek(job, width, job.rank, urgent=True)
-        if step is not None:
-            self._take(job, step)
-            return True
-        if not job.width and len(job.widths) > 1:
-            return self._start_narrow(job, self._pools(job))
-        self._wait_why(job, width - job.width, self._pools(job))
+        refusal: Why = ()
+        for pool in self._pools(job):
+            refused = self._refusal(job, pool)
+            if refused:
+                refusal = refusal or refused
+                continue
+            step = self._seek(job, job.ranks, job.ask.tier, [pool], seeks=seeks)
+            if step is not None:
+                self.book.admit(job, pool, self.now)
+                self._take(job, step)
+                return True
+        job.why = refusal
         return False
 
-    def _seek(self, job: Job, width: int, rank: int, *, urgent: bool = False) -> _Step | None:
+    def _obtain(self, job: Job, *, urgent: bool = False, seeks: bool = True) -> bool:
+        """Gives a job its full width, or claims that and makes others give way; False: nothing was changed."""
+        pools = self._pools(job)
+        step = self._seek(job, job.ranks, job.rank, pools, seeks=seeks)
+        if step is None and urgent:
+            step = self._seek(job, job.ranks, job.rank, pools, urgent=True)
+        if step is not None:
+            self._take(job, step, urgent=urgent)
+            return True
+        if not job.width and len(job.widths) > 1 and self._start_narrow(job, pools):
+            return True
+        promise = job.why if job.rank == LENT and job.why and job.why[0] in ("quota", "cap") else ()
+        free, lower = max(((pool.free, pool.low) for pool in pools), default=(0, 0))
+        job.why = ("blocked", job.ranks - job.width, free, lower if job.rank < BASIC else 0, *promise)
+        return False
+
+    def _seek(
+        self, job: Job, width: int, rank: int, pools: list[Pool], *, urgent: bool = False, seeks: bool = True
+    ) -> _Step | None:
         """A way to `width` devices for a job that is served as `rank`: free ones, else at the expense of others."""
         extra = width - job.width
-        pools = self._pools(job)
         for pool in pools:
             found = find_more(pool, job, extra) if job.width else find(pool, extra, job.unit)
             if found is not None:
                 return found, pool
         best: tuple[Reclaim, Pool] | None = None
-        for pool in pools if rank < BASIC or self._turn else ():
-            way = Reclaimer(self.settings, self.book.waiting, job, extra, self.now, rank, urgent).find(pool)
+        for pool in pools if seeks else ():
+            way = None
+            if job.unit > 1 and not job.width:
+                way = make_room(self.settings, pool, job, self.now)
+            if way is None and (rank < BASIC or self._turn):
+                way = Reclaimer(self.settings, self.book.waiting, job, extra, self.now, rank, urgent).find(pool)
             if way is not None and (best is None or way.cost < best[0].cost):
                 best = way, pool
         return best
 
-    def _take(self, job: Job, step: _Step) -> None:
+    def _take(self, job: Job, step: _Step, *, urgent: bool = False) -> None:
         way, pool = step
-        if isinstance(way, Reclaim):
-            self._reclaim(job, way, pool)
-        else:
-            self._hand(job, way, ("free", sum(way.values()), pool.free))
+        if isinstance(way, Reclaim) and way.victims:
+            self._reclaim(job, way, pool, urgent)
+            return
+        places = way.places if isinstance(way, Reclaim) else way
+        self._hand(job, places, ("level" if urgent else "free", sum(places.values()), pool.free))
 
     def _pools(self, job: Job) -> list[Pool]:
         if job.pool is not None:
@@ -214,53 +286,42 @@ class Planner:
         return [self.book.pools[key] for key in job.ask.pools if key in self.book.pools]
 
     def _start_narrow(self, job: Job, pools: list[Pool]) -> bool:
-        """The greatest width that fits now: for a guaranteed job only one that is worth its pause."""
-        least = LEVELS[job.rank] * job.ranks * 0.5
+        """The greatest width that fits now: for a guaranteed job only one that is worth its pause, unless nodes went
+        without which it cannot do better.
+        """
         for pool in pools:
+            least = LEVELS[job.rank] * job.ranks * 0.5 if fits_empty(pool, job.ranks, job.unit) else 0
             for width in reversed(job.widths[:-1]):
                 if width <= pool.free and width >= least:
                     found = find(pool, width, job.unit)
                     if found is not None:
-                        return self._hand(job, found, ("narrow", width, job.ranks))
-        self._wait_why(job, job.ranks, pools)
+                        self._hand(job, found, ("narrow", width, pool.free, job.ranks))
+                        return True
         return False
 
-    def _hand(self, job: Job, found: Places, why: tuple[object, ...]) -> bool:
-        if job.width:
-            self._widen(job, found, why)
-        else:
-            self._give(job, found, why)
-        return True
-
-    def _give(self, job: Job, found: Places, why: tuple[object, ...]) -> None:
+    def _hand(self, job: Job, found: Places, why: Why) -> None:
+        """Gives free devices to a job that waits, or that is to be wider."""
+        kind = "resize" if job.width else "place"
+        job.why = ()
         self.book.give(job, found, self.now)
-        self.act(Action("place", job, dict(job.given), why))
+        self.act(kind, job, job.given, why)
 
-    def _widen(self, job: Job, found: Places, why: tuple[object, ...]) -> None:
-        self.book.give(job, found, self.now)
-        self.act(Action("resize", job, dict(job.given), why))
-
-    def _reclaim(self, job: Job, way: Reclaim, pool: Pool) -> None:
+    def _reclaim(self, job: Job, way: Reclaim, pool: Pool, urgent: bool) -> None:
         book, now = self.book, self.now
-        free = pool.free
+        free, width = pool.free, sum(way.places.values())
+        why = ("gives way", job.id, job.rank, width, free, round(way.cost), way.tried, urgent)
         for victim, kept in way.victims.items():
-            why = ("gives way", job, sum(way.places.values()), free)
-            if kept:
+            if way.moves:
+                book.give(victim, kept, now, target=kept)
+                self.act("move", victim, kept, ("makes room", job.id, width, free, round(way.cost)), job)
+            elif kept:
                 book.change(victim, kept, now)
-                self.act(Action("resize", victim, kept, why, job))
+                self.act("resize", victim, kept, why, job)
             else:
                 book.stop(victim, now)
-                self.act(Action("preempt", victim, {}, why, job))
-        job.why = ("claims", sum(way.places.values()), free, tuple(victim.id for victim in way.victims))
+                self.act("preempt", victim, {}, why, job)
+        job.why = ("claims", width, free, *(victim.id for victim in way.victims))
         book.stake(job, way.places, now)
-
-    def _wait_why(self, job: Job, width: int, pools: list[Pool]) -> None:
-        if not pools:
-            job.why = ("no pool", job.ask.pools)
-        elif all(width > pool.devices for pool in pools):
-            job.why = ("never", width, max(pool.devices for pool in pools))
-        else:
-            job.why = ("blocked", width, max(pool.free for pool in pools))
 
     # -- who may grow ---------------------------------------------------------------------------------------------
 
@@ -268,40 +329,48 @@ class Planner:
         book, now = self.book, self.now
         for key in sorted(book.narrow):
             pool = book.pools[key]
-            tried = 0
             for rank, _, name in list(book.narrow[key].islice(0, self.settings.grows_at_once)):
                 if pool.free <= 0:
                     break
                 job = book.jobs[name]
-                cooled = now - job.changed >= self.settings.grow_cool_s or rank <= STANDARD
-                if cooled and not job.claim and now - job.changed >= self.settings.cool_s[rank]:
-                    tried += 1
+                since = now - job.changed
+                cooled = since >= (self.settings.cool_s[rank] if rank <= STANDARD else self.settings.grow_cool_s)
+                if cooled and not job.claim:
                     self._grow_one(pool, job)
 
     def _grow_one(self, pool: Pool, job: Job) -> None:
-        for width in reversed([width for width in job.widths if width > job.width]):
+        """The greatest width that there are devices for; on its own nodes, else on one other, else on several."""
+        for width in reversed(job.widths):
             extra = width - job.width
+            if extra <= 0:
+                return
             if extra > pool.free:
                 continue
             found = find_more(pool, job, extra)
-            if found is not None and all(node in job.given for node in found):
-                return self._widen(job, found, ("idle", extra, pool.free))
-            moved = find_elsewhere(pool, job, width)
+            here = found is not None and all(node in job.given for node in found)
+            moved = None if here else find_elsewhere(pool, job, width)
             if moved is not None:
+                free = pool.free
                 self.book.give(job, moved, self.now, target=moved)
-                self.act(Action("move", job, moved, ("idle elsewhere", width, pool.free)))
-                return None
+                self.act("move", job, moved, ("idle elsewhere", width, free))
+                return
             if found is not None:
-                return self._widen(job, found, ("idle", extra, pool.free))
-        return None
+                self._hand(job, found, ("idle", extra, pool.free))
+                return
 
     def _wake(self) -> float | None:
-        timers = self.book.timers
-        at = timers[0][0] if timers else None
-        if self.book.waiting.count and self.settings.turn_every_s < 1e17:
-            turn = self.book.turned_at + self.settings.turn_every_s
-            at = turn if at is None else min(at, turn)
-        if any(self.book.narrow.values()) and any(pool.free for pool in self.book.pools.values()):
-            grow = self.book.grown_at + self.settings.grow_every_s
-            at = grow if at is None else min(at, grow)
-        return None if at is None else max(at, self.now)
+        book, settings = self.book, self.settings
+        while book.timers and not self._live(book.timers[0]):
+            heapq.heappop(book.timers)
+        times = [timer[0] for timer in book.timers[:1]]
+        if book.whole:
+            times.append(self.now)
+        if book.waiting.count and settings.turn_every_s < 1e17:
+            times.append(book.turned_at + settings.turn_every_s)
+        if any(narrow and book.pools[key].free for key, narrow in book.narrow.items()):
+            times.append(book.grown_at + settings.grow_every_s)
+        return max(min(times), self.now) if times else None
+
+
+def _order(item: tuple[Node, int]) -> str:
+    return item[0].order

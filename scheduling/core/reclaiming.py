@@ -22,12 +22,16 @@ class Reclaim:
     Attributes:
         cost: device-seconds that the victims lose.
         stops: devices of victims that stop.
+        tried: how many nodes were looked at.
+        moves: those of the victims that keep their width, on other nodes.
     """
 
     places: Places = field(default_factory=dict[Node, int])
     victims: dict[Job, Places] = field(default_factory=dict[Job, Places])
     cost: float = 0.0
     stops: int = 0
+    tried: int = 0
+    moves: bool = False
 
 
 class Reclaimer:
@@ -49,6 +53,8 @@ class Reclaimer:
         # One that is not admitted yet has all its slack to come: it takes nothing from its like.
         self._slack = slack(job, now)
         self._eligible: dict[Job, bool] = {}
+        # The longer it has waited, the less long others need have run: its turn comes whatever they are.
+        self._quantum_s = settings.aged_quantum_s * settings.age_s / max(settings.age_s, now - job.waits_since)
 
     def find(self, pool: Pool) -> Reclaim | None:
         """The cheapest way, or None: then nothing is disturbed."""
@@ -57,25 +63,29 @@ class Reclaimer:
             takes_mid = False
         if pool.free + pool.low + (pool.mid if takes_mid else 0) < self.width:
             return None
-        found = self._search(pool, pool.by_low, mid=False)
+        found = self._search(pool, pool.by_low)
         if found is None and takes_mid:
-            found = self._search(pool, pool.by_mid, mid=True)
+            found = self._search(pool, pool.by_mid)
         return found
 
-    def _search(self, pool: Pool, index: Buckets, *, mid: bool) -> Reclaim | None:
+    def _search(self, pool: Pool, index: Buckets) -> Reclaim | None:
         width, size = self.width, pool.size
         if width > size:
             return self._gang(pool, index)
         best: tuple[bool, float] | None = None
         found: Reclaim | None = None
         each = max(2, self.settings.reclaim_nodes // max(1, size - width + 1))
+        tried = 0
         for order in islice(index.upwards(width, each), self.settings.reclaim_nodes):
             way = Reclaim()
+            tried += 1
             if not self._clear(pool.by_order[order], width, way):
                 continue
             key = (way.stops > self.settings.blast * max(width, 1), way.cost)
             if best is None or key < best:
                 best, found = key, way
+        if found is not None:
+            found.tried = tried
         if found is None and self.job.unit < width:
             return self._several(pool, index)
         return found
@@ -85,7 +95,7 @@ class Reclaimer:
         size = pool.size
         count, rest = divmod(self.width, size)
         looked_at = self.settings.reclaim_nodes + 4 * count
-        if len(index.buckets) <= size or index.counts[size] < count:
+        if len(index.buckets) <= size or index.counts[size] < count or size % self.job.unit:
             return self._several(pool, index)
         priced: list[tuple[float, str]] = []
         for _, order in index.buckets[size].islice(0, looked_at):
@@ -93,7 +103,7 @@ class Reclaimer:
             if self._clear(pool.by_order[order], size, way):
                 priced.append((way.cost, order))
         priced.sort()
-        total = Reclaim()
+        total = Reclaim(tried=looked_at)
         queue = [order for _, order in priced]
         while len(total.places) < count and queue:
             order = queue.pop(0)
@@ -119,8 +129,8 @@ class Reclaimer:
 
     def _several(self, pool: Pool, index: Buckets) -> Reclaim | None:
         """No node alone is enough: the nodes with the most to give, as few as possible."""
-        total, left, unit = Reclaim(), self.width, self.job.unit
         tries = self.settings.reclaim_nodes + 4 * (self.width // max(1, pool.size) + 1)
+        total, left, unit = Reclaim(tried=tries), self.width, self.job.unit
         for order in islice(index.downwards(unit), tries):
             node = pool.by_order[order]
             if node in total.places:
@@ -154,6 +164,8 @@ class Reclaimer:
 
     def _clear(self, node: Node, width: int, way: Reclaim) -> bool:
         """Adds to `way` what makes `width` devices of a node free; False (and nothing added) where that cannot be."""
+        if node.closed:
+            return False
         need = width - node.free
         for victim, kept in way.victims.items():
             need -= node.jobs.get(victim, 0) - kept.get(node, 0)
@@ -245,5 +257,5 @@ class Reclaimer:
         if own == LENT and rank == BASIC:
             return True
         if self.aged:
-            return ran >= settings.aged_quantum_s
+            return ran >= self._quantum_s
         return rank == BASIC and ran >= settings.quantum_s and self._band(victim) > self._own_band

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from math import inf
 
 from scheduling.core import capacity
-from scheduling.core.book import LEASE, Book
-from scheduling.core.model import Ask, Job, Node, Pool, State, rank_of
-from scheduling.core.settings import LENT, LEVELS, STANDARD, Settings
+from scheduling.core.book import Book, arrival
+from scheduling.core.devices import CLAIM, NEVER_YET
+from scheduling.core.model import Ask, Job, Node, State, promise_of, rank_of
+from scheduling.core.settings import LENT, STANDARD, Settings
 
 Counts = tuple[tuple[str, int], ...]
 """Devices by node, in the order of names."""
@@ -30,7 +31,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job; the fields are those of `model.Job`."""
+    """A job; the fields are those of `model.Job`. `queued`: it is to be tried, where it waits."""
 
     ask: Ask
     state: State = State.WAITING
@@ -54,8 +55,11 @@ class JobRecord:
     stamp: int = 0
     not_before: float = 0.0
     waits_since: float = 0.0
+    holding: bool = False
     hours: int = 0
     below: int = 0
+    why: tuple[object, ...] = ()
+    queued: bool = False
     failed_at: int = -1
 
 
@@ -79,14 +83,16 @@ class BookRecord:
     tenants: tuple[TenantRecord, ...] = ()
     gains: Counts = ()
     may_admit: bool = True
-    grown_at: float = -1e18
-    turned_at: float = -1e18
+    planned_at: float = NEVER_YET
+    grown_at: float = NEVER_YET
+    turned_at: float = NEVER_YET
     settings: Settings = field(default_factory=Settings)
 
 
 _SAME = (
     "state", "claimed_at", "admitted", "promised_in", "window_start", "window_end", "delivered", "served", "rate",
-    "at", "changed", "changes", "due", "key", "stamp", "not_before", "waits_since", "hours", "below",
+    "at", "changed", "changes", "due", "key", "stamp", "not_before", "waits_since", "holding", "hours",
+    "below", "why",
 )  # fmt: skip
 
 
@@ -114,6 +120,7 @@ def record(book: Book) -> BookRecord:
                 given=_counts(job.given),
                 target=None if job.target is None else _counts(job.target),
                 claim=_counts(job.claim),
+                queued=job.ticket > 0,
                 failed_at=failed.get(job.id, -1),
                 **{name: getattr(job, name) for name in _SAME},
             )
@@ -125,6 +132,7 @@ def record(book: Book) -> BookRecord:
         ),
         gains=tuple((key, book.pools[key].gain) for key in sorted(book.pools)),
         may_admit=book.may_admit,
+        planned_at=book.planned_at,
         grown_at=book.grown_at,
         turned_at=book.turned_at,
         settings=book.settings,
@@ -134,6 +142,9 @@ def record(book: Book) -> BookRecord:
 def restore(record: BookRecord) -> Book:
     """A book that plans as the one that `record` was made of."""
     book = Book(record.settings)
+    book.planned_at, book.grown_at, book.turned_at = record.planned_at, record.grown_at, record.turned_at
+    for key, _ in record.gains:
+        book.pool(key)
     for node in record.nodes:
         made = book.add_node(node.name, node.pool, node.rack, node.size, 0.0, inf)
         capacity.close(made, True)  # in no index until all of it is known
@@ -145,10 +156,8 @@ def restore(record: BookRecord) -> Book:
     for node in record.nodes:
         made = book.nodes[node.name]
         made.until = node.until
-        if node.until is None:
-            made.pool.capacity += node.size
-        elif node.until < 1e300 and not node.closed:
-            book.timer(node.until - record.settings.drain_lead_s, LEASE, node.name)
+        if not node.draining:
+            book.expect_end(made, record.planned_at)
         for name, count in node.owed:
             job = book.jobs[name]
             made.owed[job] = count
@@ -162,12 +171,11 @@ def restore(record: BookRecord) -> Book:
         if job.claim and not job.missing:
             book.whole.add(job)
     for key, gain in record.gains:
-        if key in book.pools:
-            book.pools[key].gain = gain
+        book.pools[key].gain = gain
     for job in record.jobs:
         if job.failed_at >= 0:
             book.waiting.mark_failed(book.jobs[job.ask.id], job.failed_at)
-    book.may_admit, book.grown_at, book.turned_at = record.may_admit, record.grown_at, record.turned_at
+    book.may_admit = record.may_admit
     return book
 
 
@@ -193,23 +201,26 @@ def _restore_job(book: Book, record: JobRecord) -> None:
         node.held += count
     stopped = job.state in (State.STOPPING, State.WAITING, State.HELD)
     job.width = 0 if stopped else sum((job.target or job.given).values())
+    promise = promise_of(job.ask) if job.admitted is not None else 0
     tenant = job.tenant
     while tenant is not None:
         tenant.rate += job.rate
-        tenant.promised += LEVELS[job.ask.tier] * job.ranks if job.admitted is not None else 0.0
+        tenant.hundredths += promise
         tenant = tenant.parent
     if job.admitted is not None:
-        pool = book.pools.setdefault(job.promised_in, Pool(job.promised_in))
-        pool.promised += LEVELS[job.ask.tier] * job.ranks
+        pool = book.pools[job.promised_in]
+        pool.hundredths += promise
         pool.short += job.ranks - job.width if job.state is not State.HELD else 0
     elif job.guaranteed:
-        book.arrived.add((job.ask.tier, -job.ask.priority, job.ask.submitted, job.id))
+        book.arrived.add(arrival(job))
     if job.state is State.WAITING:
-        book.waiting.add(job)
-    if job.state is State.RUNNING and job.width < job.ranks:
-        book.enlist_narrow(job)
-    if job.state is not State.HELD:
-        book.call(job, job.due)
+        (book.waiting.add if record.queued else book.waiting.park)(job)
+    if job.state is State.RUNNING:
+        book.enlist(job)
+    if job.claim:
+        book.claims[job.id] = job
+        book.timer(job.claimed_at + book.settings.hold_s, CLAIM, job.id)
+    book.call(job, job.due)
     book.remind(job)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import inf, log
 
-from scheduling.core.model import Job, Tenant
+from scheduling.core.model import Job, State, Tenant
 from scheduling.core.settings import HOUR_S, LEVELS
 
 SHORT_HOUR_S = 600.0
@@ -18,9 +18,9 @@ SHORT_HOUR_S = 600.0
 
 
 def accrue(job: Job, now: float) -> None:
-    """Counts what was delivered up to `now`; closes the hours that have ended."""
+    """Counts what was delivered up to `now`; closes the hours that have ended. The hour of a held job stands still."""
     start = job.at
-    if now <= start:
+    if now <= start or job.state is State.HELD:
         return
     if job.admitted is not None:
         while now >= job.window_end:
@@ -74,15 +74,22 @@ def zero_slack(job: Job, now: float) -> float:
     return inf if job.rate >= level * job.ranks else job.window_end + (1.0 - level) * HOUR_S / short
 
 
+def usage(tenant: Tenant, now: float, half_life_s: float) -> float:
+    """Device-seconds that a tenant and those below it have used up to `now`, those of a half-life ago counted half."""
+    if now <= tenant.at:
+        return tenant.usage
+    kept = 0.5 ** ((now - tenant.at) / half_life_s)
+    return tenant.usage * kept + tenant.rate * (1.0 - kept) * half_life_s / log(2.0)
+
+
 def spend(tenant: Tenant | None, now: float, half_life_s: float) -> None:
-    """Counts a tenant's use up to `now`, and that of those above it. Use is scaled by two to the power of time in
-    half-lives, so that old use loses weight without being touched.
-    """
+    """Counts a tenant's use up to `now`, and that of those above it."""
     while tenant is not None:
-        if now > tenant.at:
-            if tenant.rate:
-                scale = half_life_s / log(2.0)
-                grown = 2.0 ** (now / half_life_s) - 2.0 ** (tenant.at / half_life_s)
-                tenant.usage += tenant.rate * scale * grown
-            tenant.at = now
+        tenant.usage, tenant.at = usage(tenant, now, half_life_s), max(tenant.at, now)
         tenant = tenant.parent
+
+
+def share(tenant: Tenant, now: float, half_life_s: float) -> tuple[float, ...]:
+    """By what tenants are ordered among each other: use by weight, of those above it first."""
+    own = usage(tenant, now, half_life_s) / tenant.weight
+    return (own,) if tenant.parent is None else (*share(tenant.parent, now, half_life_s), own)

@@ -40,14 +40,22 @@ class Settings:
         steal_slack_s: one standard job gives way to another only if it has so much more slack; a third of that where
             the other would miss its level.
         turn_every_s: how often waiting basic jobs may have running ones give way.
-        quantum_s: a basic job runs at least so long before one that had less may have its turn; `aged_quantum_s`:
-            before one that has waited long may.
-        age_s: a basic job that has waited so long comes before all other basic ones.
+        quantum_s: a basic job runs at least so long before one that had less may have its turn.
+        age_s: a basic job that has waited so long comes before all other basic ones, and may take from any that ran
+            `aged_quantum_s`; the longer it waits beyond that, the less long they need have run, so that its turn comes
+            whatever the others are. A guaranteed job that has waited so long has room for its promise kept for it.
         served_bands: delivered device-seconds at which a basic job falls back behind those that had less.
-        fails_per_rank: waiting jobs of different shapes that are tried in vain in one round before a rank is left.
+        fails_per_rank: waiting jobs of different shapes for which a way at the expense of others is sought in vain in
+            one round; after these only free devices are looked at, for `tries_per_rank` shapes in all.
         reclaim_nodes: how many nodes are looked at for one reclaim; for a gang over m nodes 4 m more.
         blast: devices that others lose per device asked for, at most where there is a choice.
         places_at_once, grows_at_once: bounds of one plan.
+        usage_half_life_s: what a tenant has used counts half after this time.
+        drain_lead_s: a leased node is emptied so long before it goes away.
+        retry_s: a job whose slack is used up is tried again after this time.
+        move_cool_s, move_gain_s, move_worth, moving_share: a job is moved out of another's way at most once in the
+            first of these, at most this share of a pool's devices at once, and only if what the other gains in
+            `move_gain_s` is worth `move_worth` times what the moved ones lose. See `moving`.
     """
 
     pause_s: float = 30.0
@@ -67,12 +75,18 @@ class Settings:
     age_s: float = 6 * HOUR_S
     served_bands: tuple[float, ...] = (HOUR_S, 8 * HOUR_S, 64 * HOUR_S, 512 * HOUR_S)
     fails_per_rank: int = 24
+    tries_per_rank: int = 200
     reclaim_nodes: int = 16
     blast: float = 2.0
     places_at_once: int = 200
     grows_at_once: int = 200
     usage_half_life_s: float = 7 * 24 * HOUR_S
     drain_lead_s: float = 60.0
+    retry_s: float = 15.0
+    move_cool_s: float = 1800.0
+    move_gain_s: float = 600.0
+    move_worth: float = 1.5
+    moving_share: float = 0.02
 
     def lead_s(self, rank: int) -> float:
         """How long before its zero-slack time a job is served whatever it takes."""

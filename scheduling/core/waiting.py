@@ -6,9 +6,12 @@ import heapq
 from collections.abc import Iterator
 
 from scheduling.core.model import Job, Pool
+from scheduling.core.service import share
 from scheduling.core.settings import BASIC, STANDARD, Settings
 
 Key = tuple[object, ...]
+PARKED = -1
+"""The ticket of a job that is not to be tried now."""
 
 
 class Group:
@@ -38,7 +41,10 @@ class Group:
 
 
 class Waiting:
-    """All of them. A job is in at most one group; its `ticket` tells a live entry from an old one."""
+    """All of them. A job is in at most one group; its `ticket` tells a live entry from an old one.
+
+    `count`: how many wait, those too that are not to be tried now.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -51,28 +57,40 @@ class Waiting:
         served = job.served
         return sum(1 for border in self._settings.served_bands if served >= border)
 
-    def add(self, job: Job) -> None:
-        """A job waits from now on, or waits as something else."""
-        self.remove(job)
+    def _key(self, job: Job) -> tuple[Key, Key]:
+        """Its group, and its order there."""
         shape = (job.pool.key if job.pool else job.ask.pools, job.ranks, job.unit, job.widths)
         if job.rank == BASIC:
             key: Key = (BASIC, self.band(job), job.tenant.name, -job.ask.priority, shape)
-            order: Key = (job.waits_since, job.id)
-        elif job.rank <= STANDARD:
-            key = (job.rank, shape)
-            order = (-job.ask.priority, job.key, job.ask.submitted, job.id)
-        else:
-            key = (job.rank, job.ask.tier, shape)
-            order = (job.ask.tier, -job.ask.priority, job.ask.submitted, job.id)
+            return key, (job.waits_since, job.id)
+        if job.rank <= STANDARD:
+            return (job.rank, shape), (-job.ask.priority, job.key, job.ask.submitted, job.id)
+        # Tenants apart: one may be at its quota where another is not.
+        return (
+            (job.rank, job.ask.tier, job.tenant.name, shape),
+            (job.ask.tier, -job.ask.priority, job.ask.submitted, job.id),
+        )
+
+    def add(self, job: Job) -> None:
+        """A job waits from now on, or waits as something else."""
+        self.remove(job)
+        key, order = self._key(job)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(key, job.rank)
         self._tickets += 1
         job.ticket = self._tickets
         self.count += 1
-        if not group.heap or (order, job.ticket) < group.heap[0][:2]:
+        head = group.head()
+        if head is None or order < group.heap[0][0]:
             group.failed_at = -1
         heapq.heappush(group.heap, (order, job.ticket, job))
+
+    def park(self, job: Job) -> None:
+        """A job waits, but for something else than its turn: it is not tried until it is added again."""
+        self.remove(job)
+        job.ticket = PARKED
+        self.count += 1
 
     def remove(self, job: Job) -> None:
         """It waits no more."""
@@ -102,10 +120,10 @@ class Waiting:
         """Where the head of a group stands among the heads."""
         if group.rank == BASIC:
             aged = now - job.waits_since >= self._settings.age_s
-            usage = job.tenant.usage / job.tenant.weight
             if aged:
                 return (BASIC, 0, -job.ask.priority, job.waits_since, job.id)
-            return (BASIC, 1, -job.ask.priority, group.key[1], usage, job.waits_since, job.id)
+            used = share(job.tenant, now, self._settings.usage_half_life_s)
+            return (BASIC, 1, -job.ask.priority, group.key[1], used, job.waits_since, job.id)
         return (group.rank, *group.heap[0][0])
 
     def failed(self) -> Iterator[tuple[Job, int]]:
@@ -117,9 +135,7 @@ class Waiting:
 
     def mark_failed(self, job: Job, gain: int) -> None:
         """The group of which `job` is the head was tried in vain."""
-        for group in self._groups.values():
-            if group.head() is job:
-                group.failed_at = gain
+        self._groups[self._key(job)[0]].failed_at = gain
 
 
 def gain_of(job: Job, pools: dict[str, Pool]) -> int:
