@@ -172,11 +172,7 @@ def check(book: Book) -> None:
         assert sum(node.jobs.values()) + node.held + node.free == node.size, node.name
         held = sum(job.claim.get(node, 0) - node.owed.get(job, 0) for job in book.claims.values())
         assert held == node.held, node.name
-        freeing = sum(
-            count if job.state is State.STOPPING else count - job.target.get(node, 0)
-            for job, count in node.jobs.items()
-            if job.state is State.STOPPING or job.target is not None
-        )
+        freeing = sum(count - (job.target or {}).get(node, 0) for job, count in node.jobs.items() if _frees(job))
         assert sum(node.owed.values()) <= freeing, f"{node.name} owes more than is being freed"
         assert all(book.jobs[job.id] is job and job.given[node] == count for job, count in node.jobs.items())
     for job in book.jobs.values():
@@ -189,6 +185,10 @@ def check(book: Book) -> None:
         assert tenant.hundredths == sum(promise_of(job.ask) for job in below if job.admitted is not None)
     assert book.waiting.count == sum(job.state is State.WAITING for job in book.jobs.values())
     assert {job.id for job in book.whole} == {name for name, job in book.claims.items() if not job.missing}
+
+
+def _frees(job: Job) -> bool:
+    return job.state is State.STOPPING or job.target is not None
 
 
 def _check_job(book: Book, job: Job) -> None:
