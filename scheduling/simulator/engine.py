@@ -12,6 +12,7 @@ from model.job_spec import Tier
 from scheduling.core.actions import Action
 from scheduling.core.book import Book
 from scheduling.core.model import Ask, Job
+from scheduling.core.reasons import standing
 from scheduling.core.settings import BASIC, LEVELS, PREMIUM, STANDARD, Settings
 from scheduling.simulator.meter import Meter
 from scheduling.simulator.outcome import JobOutcome, Outcome
@@ -138,7 +139,7 @@ class Run:
         out.span_s = self.now
         out.cpu_s = time.process_time() - started
         for job in book.jobs.values():
-            out.reasons[job.id] = " ".join(str(part) for part in job.why)
+            out.reasons[job.id] = standing(job, self.now)
         return out
 
     # -- the world ------------------------------------------------------------------------------------------------
