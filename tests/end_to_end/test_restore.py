@@ -168,7 +168,7 @@ BAD_INPUT = [
     (["run", "--checkpoint", "ck-1", "EXISTING"], 2, "only with --restore"),
     (["run", "--json-report", "/nonexistent/report", "EXISTING"], 2, "/nonexistent is not a directory"),
     (["run", "--json-report", ".", "EXISTING"], 2, ". is a directory"),
-    (["run", "--device-memory", "99999999TiB", "EXISTING"], 2, "more than a device can have"),
+    (["run", "--device-memory", "99999999TiB", "EXISTING"], 2, "must be less than 2**63"),
     (["run", "--nprocs", "2", "EXISTING"], 2, "no option --nprocs"),
     (["run", "--nproc", "100000", "--devices", "1", "EXISTING"], 1, "do not fit this machine"),
     (["run", "--checkpoint-dir", "existing.py", "EXISTING"], 1, "existing.py is not a checkpoint directory"),
