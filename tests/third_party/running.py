@@ -67,7 +67,7 @@ def run(case: Case, python: str) -> Outcome:
         )
     if ours.returncode != 0:
         return Outcome("fails", "", _last_line(ours.stdout + ours.stderr))
-    expected, found = _numbers(native.stdout), _numbers(ours.stdout)
+    expected, found = numbers(native.stdout), numbers(ours.stdout)
     digest = hashlib.sha256("\n".join(found).encode()).hexdigest()
     if expected == found:
         return Outcome("equal", digest, "")
@@ -82,7 +82,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _numbers(output: str) -> list[str]:
+def numbers(output: str) -> list[str]:
     """What a script says of its numbers (`report.py`); `ergo run` has warnings and progress bars in the same place."""
     # A progress bar ends without a new line, so numbers may begin within one.
     found = (_NUMBERS.search(line) for line in output.splitlines())

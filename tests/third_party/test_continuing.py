@@ -1,0 +1,57 @@
+"""Jobs with other people's libraries that are suspended and continued: the numbers of a run that nobody touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxy_runtime.job import Job, JobOptions
+from proxy_runtime.shim.spec import CutRequest
+from tests.end_to_end.test_processes import until
+from tests.third_party.running import HERE, numbers
+from tests.third_party.test_third_party import PYTHON
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not PYTHON.exists(), reason="needs the environment that `make third-party` makes"),
+]
+_WAIT_S = 300
+_LAUNCH = ("launch", "--num_processes", "2", "--multi_gpu", "--mixed_precision", "no")
+_SCRIPTS = HERE / "scripts"
+
+
+def _options(name: str, folder: Path) -> JobOptions:
+    folder.mkdir()
+    rest = {"cwd": folder, "python": str(PYTHON), "keep_run": True, "checkpoint_dir": folder.with_suffix(".store")}
+    script = str(_SCRIPTS / f"{name}.py")
+    if name == "accelerate_launch":
+        command = (str(PYTHON.parent / "accelerate"), *_LAUNCH, script)
+        return JobOptions(command, devices=2, pack="node", **rest)  # type: ignore[arg-type]
+    return JobOptions((str(PYTHON), script), **rest)  # type: ignore[arg-type]
+
+
+def _ended(job: Job) -> list[str]:
+    result = job.wait(_WAIT_S)
+    assert result is not None
+    assert result.code == 0, f"{result.sentence}\n{job.logs(0)[-2000:]}"
+    return numbers(job.logs(0))
+
+
+@pytest.mark.parametrize("name", ["late_library", "accelerate_launch"])
+def test_suspended_and_continued(name: str, tmp_path: Path) -> None:
+    untouched = _ended(Job.start(_options(name, tmp_path / "untouched")))
+    assert len(untouched) > 5
+
+    options = _options(name, tmp_path / "suspended")
+    job = Job.start(options)
+    until(lambda: "loss" in job.logs(0), "the job has begun")
+    report = job.cut(CutRequest(stop=True))
+    assert report.outcome == "stopped", report.error
+    suspended = job.wait(_WAIT_S)
+    assert suspended is not None and suspended.code == 75, suspended
+    assert len(numbers(job.logs(0))) < len(untouched)
+
+    again = Job.restore("HEAD", JobOptions((), devices=0, checkpoint_dir=options.checkpoint_dir, keep_run=True))
+    assert _ended(again) == untouched
