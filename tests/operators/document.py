@@ -73,7 +73,7 @@ def _remember(outcome: Outcome) -> None:
     found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for (table, _, dtype), counts in outcome.tasks.items():
         found[f"{table} {dtype}"].update({"entries": 1, "comparisons": sum(counts.values())})
-    how = {"samples": outcome.selection.cap, "extended": outcome.selection.extended}
+    how = {"samples": outcome.selection.cap, "phases": "all" if outcome.selection.extended else "ordinary"}
     for key, counts in found.items():
         if not outcome.selection.cap or figures.get(key, how)["samples"]:  # a complete run is not replaced by less
             figures[key] = {**counts, **how}
@@ -91,9 +91,8 @@ def _totals(entries: list[expected.Expected]) -> list[str]:
             if (entry.table, entry.dtype) == (table, dtype):
                 kinds[entry.kind if entry.kind in (OTHER_KERNEL, REFUSED) else "other"].add(entry.name)
         cells = [len(kinds[kind]) or "" for kind in (OTHER_KERNEL, REFUSED, "other")]
-        phases = "all" if counts["extended"] or table not in ("op", "foreach") else "ordinary"
         samples = f"at most {counts['samples']} a phase" if counts["samples"] else "all"
-        row = [TABLES[table], dtype, phases, samples, counts["entries"], counts["comparisons"], *cells]
+        row = [TABLES[table], dtype, counts["phases"], samples, counts["entries"], counts["comparisons"], *cells]
         lines.append("| " + " | ".join(map(str, row)) + " |")
     return [*lines, ""]
 
