@@ -49,4 +49,9 @@ CASES = (
     Case("tutorial_style_transfer", "torchvision"),
     Case("tutorial_char_rnn", "torch"),
     Case("tutorial_transfer_learning", "torchvision"),
+    Case("tutorial_reinforce", "torch"),
+    Case("tutorial_ppo", "torch"),
+    Case("tutorial_time_sequence", "torch"),
+    Case("tutorial_gcn", "torch"),
+    Case("tutorial_moe", "torch"),
 )
