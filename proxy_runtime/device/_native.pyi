@@ -2,6 +2,7 @@
 from typing import Any
 
 PROTOCOL_VERSION: int
+BOARD_REGION_BYTES: int
 
 class ControlError(RuntimeError):
     code: str
@@ -21,6 +22,8 @@ class Proxy:
         shared: list[tuple[int, int]],
         tcp: list[tuple[int, bool, str, int]],
         deadline_s: float,
+        board_fd: int = -1,
+        board: list[int] = ...,
     ) -> None: ...
     def attach(self, rank: int, fd: int, deadline_s: float) -> None: ...
     def load(self, rank: int, meta: str, storages: str, deadline_s: float) -> dict[str, Any]: ...

@@ -32,11 +32,13 @@ class ProxyInfo:
         pid: its process.
         build: id of the build it runs.
         shm_segment_bytes: size of the memfd that joins it to another proxy of the node.
+        board_region_bytes: what each proxy adds to the size of the memfd that all of a node share.
     """
 
     pid: int
     build: str
     shm_segment_bytes: int
+    board_region_bytes: int
 
 
 class DeviceProxyClient:
@@ -57,7 +59,7 @@ class DeviceProxyClient:
     def hello(self, *, deadline_s: float = DEFAULT_DEADLINE_S) -> ProxyInfo:
         """Compares builds and protocol versions."""
         reply = self._call("hello", deadline_s, build=self._build_id, protocol=PROTOCOL_VERSION)
-        return ProxyInfo(reply["pid"], reply["build"], reply["shm_segment_bytes"])
+        return ProxyInfo(reply["pid"], reply["build"], reply["shm_segment_bytes"], reply["board_region_bytes"])
 
     def fabric(
         self,
@@ -66,6 +68,7 @@ class DeviceProxyClient:
         token: str,
         peers: Sequence[Mapping[str, Any]],
         descriptors: Sequence[int] = (),
+        board: Sequence[int] = (),
         *,
         deadline_s: float = DEFAULT_DEADLINE_S,
     ) -> None:
@@ -76,7 +79,8 @@ class DeviceProxyClient:
             ranks: for each global rank the index of its proxy.
             token: the job's secret.
             peers: `{"index", "kind": "shm"}` or `{"index", "kind": "tcp", "listen" | "connect": [host, port]}`.
-            descriptors: segments of the shm peers, in their order.
+            descriptors: segments of the shm peers, in their order; then, if there is a `board`, that of it.
+            board: the proxies of this node that share one more segment, where large payloads stay.
         """
         self._call(
             "fabric",
@@ -87,6 +91,7 @@ class DeviceProxyClient:
             ranks=list(ranks),
             token=token,
             peers=list(peers),
+            board=list(board),
         )
 
     def attach(self, rank: int, ring_fd: int, *, deadline_s: float = DEFAULT_DEADLINE_S) -> None:

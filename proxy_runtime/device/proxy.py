@@ -171,6 +171,7 @@ class _Session:
             "build": self._build_id,
             "protocol": PROTOCOL_VERSION,
             "shm_segment_bytes": self._native.shm_segment_bytes(SHM_RING_BYTES),
+            "board_region_bytes": self._native.BOARD_REGION_BYTES,
         }
 
     def _fabric(self, request: Reply, fds: list[int]) -> Reply:
@@ -190,7 +191,19 @@ class _Session:
             else:
                 raise RequestError("device-proxy.request", f"Peers of kind {peer['kind']!r} are unknown.")
         ranks = [int(proxy) for proxy in request["ranks"]]
-        self._proxy.connect(int(request["self"]), ranks, str(request["token"]), shared, tcp, _deadline(request))
+        board = [int(proxy) for proxy in request.get("board", ())]
+        if board and not unused:
+            raise RequestError("device-proxy.request", "The descriptor of the memory shared by all is missing.")
+        self._proxy.connect(
+            int(request["self"]),
+            ranks,
+            str(request["token"]),
+            shared,
+            tcp,
+            _deadline(request),
+            unused.pop(0) if board else -1,
+            board,
+        )
         return {}
 
     def _attach(self, request: Reply, fds: list[int]) -> Reply:

@@ -56,7 +56,13 @@ def connect_fabric(
                 peers[one].append({"index": other, "kind": "tcp", how: list(address)})
 
     with contextlib.ExitStack() as stack:
-        segment = next(iter(local.values())).hello(deadline_s=deadline_s).shm_segment_bytes if len(local) > 1 else 0
+        board: list[int] = []
+        segment = 0
+        if len(local) > 1 and transport != "tcp":
+            hello = next(iter(local.values())).hello(deadline_s=deadline_s)
+            segment = hello.shm_segment_bytes
+            board = sorted(local)
+            shared = _segment(stack, "ergo-board", hello.board_region_bytes * len(board))
         for pair in _pairs(local, placement):
             if not set(pair) <= local.keys():
                 if remote is None or pair not in remote:
@@ -69,16 +75,24 @@ def connect_fabric(
                 held = stack.enter_context(reserve("127.0.0.1"))
                 over_tcp(pair, address_of(held))
             else:
-                fd = os.memfd_create("ergo-fabric", os.MFD_CLOEXEC)
-                stack.callback(os.close, fd)
-                os.ftruncate(fd, segment)
+                fd = _segment(stack, "ergo-fabric", segment)
                 for one, other in (pair, reversed(pair)):
                     peers[one].append({"index": other, "kind": "shm"})
                     descriptors[one].append(fd)
+        if board:
+            for index in local:
+                descriptors[index].append(shared)
         with ThreadPoolExecutor(max_workers=max(1, len(local))) as pool:
             calls = [
                 pool.submit(
-                    proxy.fabric, index, placement, token, peers[index], descriptors[index], deadline_s=deadline_s
+                    proxy.fabric,
+                    index,
+                    placement,
+                    token,
+                    peers[index],
+                    descriptors[index],
+                    board,
+                    deadline_s=deadline_s,
                 )
                 for index, proxy in local.items()
             ]
@@ -122,6 +136,13 @@ def address_of(held: socket.socket) -> Address:
     """Host and port of a reserved socket."""
     host, port = held.getsockname()[:2]
     return str(host), int(port)
+
+
+def _segment(stack: contextlib.ExitStack, name: str, size: int) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    stack.callback(os.close, fd)
+    os.ftruncate(fd, size)
+    return fd
 
 
 def _pairs(local: Sequence[int] | Mapping[int, Any], placement: Sequence[int]) -> list[Pair]:

@@ -22,6 +22,7 @@ FABRIC_SOURCES = [
     NATIVE / name
     for name in (
         "streams.cpp",
+        "board.cpp",
         "fabric.cpp",
         "handshake.cpp",
         "collective_plan.cpp",
@@ -37,6 +38,7 @@ RING_SOURCES = [
     RANK_NATIVE / "channel.cpp",
     NATIVE / "ring_consumer.cpp",
     NATIVE / "fabric.cpp",
+    NATIVE / "board.cpp",
     NATIVE / "streams.cpp",
 ]
 RING_FLAGS = [f"-I{SHIMS}", f"-I{RANK_NATIVE}"]

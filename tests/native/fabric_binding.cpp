@@ -27,7 +27,7 @@ py::bytes to_python(std::span<const std::byte> bytes) {
 using PySegment = std::tuple<uint8_t, uint8_t, uint64_t>;
 
 Descriptor descriptor_of(uint64_t comm, int kind, int op, uint32_t root, const std::vector<PySegment>& segments) {
-  Descriptor d{comm, static_cast<CollectiveKind>(kind), static_cast<ReduceOp>(op), root, {}};
+  Descriptor d{comm, static_cast<CollectiveKind>(kind), static_cast<ReduceOp>(op), root, {}, 0};
   for (auto [dtype, element, bytes] : segments) d.segments.push_back({dtype, element, bytes});
   return d;
 }
@@ -42,7 +42,10 @@ class Engine {
   uint64_t issue(int rank, uint64_t comm, int kind, int op, uint32_t root, const std::vector<PySegment>& segments,
                  const py::bytes& packed, uint64_t tag) {
     return engine_.issue(rank, descriptor_of(comm, kind, op, root, segments), Buffer::copy_of(view(packed)),
-                         [this, rank, tag](const CollectiveResult& result) { done_.push_back({rank, tag, result}); });
+                         [this, rank, tag, kind](CollectiveResult result) {
+                           if (kind == static_cast<int>(CollectiveKind::AllReduce)) join(result);
+                           done_.push_back({rank, tag, std::move(result)});
+                         });
   }
 
   bool pump() {
@@ -123,6 +126,12 @@ class Engine {
   std::optional<std::string> waiting_for_lost_peer() const { return engine_.waiting_for_lost_peer(); }
 
  private:
+  // The pieces of an AllReduce as one block.
+  static void join(CollectiveResult& result) {
+    std::string whole;
+    for (auto& block : result.blocks) whole.append(reinterpret_cast<const char*>(block.data()), block.size());
+    if (result.blocks.size() > 1) result.blocks = {Buffer::copy_of(std::as_bytes(std::span(whole)))};
+  }
   static std::map<SequenceId, uint64_t> parse(const std::map<std::string, uint64_t>& named) {
     std::map<SequenceId, uint64_t> parsed;
     for (auto& [name, n] : named) parsed[SequenceId::parse(name)] = n;

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -28,8 +29,8 @@ void require(bool condition, const char* what) {
   std::abort();
 }
 
-Slice filled(size_t elements, int64_t value) {
-  auto buffer = Buffer::allocate(align_up(elements * 8));
+Slice filled(Fabric& fabric, size_t elements, int64_t value) {
+  auto buffer = fabric.allocate(align_up(elements * 8));
   std::memset(buffer->data(), 0, buffer->size());
   for (size_t i = 0; i < elements; ++i) {
     int64_t v = value + static_cast<int64_t>(i);
@@ -42,6 +43,17 @@ int64_t element(const Slice& slice, size_t i) {
   int64_t value;
   std::memcpy(&value, slice.data() + 8 * i, 8);
   return value;
+}
+
+// Of a result that comes in pieces.
+int64_t element(const std::vector<Slice>& pieces, size_t i) {
+  size_t before = 0;
+  for (const Slice& piece : pieces) {
+    if (8 * i < before + piece.size()) return element(piece, i - before / 8);
+    before += piece.size();
+  }
+  require(false, "a result is too short");
+  return 0;
 }
 
 // What the proxies share outside their streams: the coordinator of a cut. Its barrier is one at which everybody
@@ -108,15 +120,15 @@ class Proxy {
       if (sub && rank % 2) return;
       int64_t members = sub ? ranks_ / 2 : ranks_,
               ranks_sum = sub ? members * (members - 1) : members * (members - 1) / 2;
-      engine.issue(rank, {sub ? kEven : kWorld, CollectiveKind::AllReduce, ReduceOp::Sum, 0, segments},
-                   filled(n, base + rank), expect([=](const CollectiveResult& result) {
+      engine.issue(rank, {sub ? kEven : kWorld, CollectiveKind::AllReduce, ReduceOp::Sum, 0, segments, 0},
+                   filled(fabric, n, base + rank), expect([=](const CollectiveResult& result) {
                      for (size_t i = 0; i < n; i += 1 + n / 50)
-                       require(element(result.blocks[0], i) == members * (base + static_cast<int64_t>(i)) + ranks_sum,
+                       require(element(result.blocks, i) == members * (base + static_cast<int64_t>(i)) + ranks_sum,
                                "wrong sum");
                    }));
     } else if (kind == 2) {
-      engine.issue(rank, {kWorld, CollectiveKind::AllGather, ReduceOp::Sum, 0, segments}, filled(n, base + rank),
-                   expect([=, this](const CollectiveResult& result) {
+      engine.issue(rank, {kWorld, CollectiveKind::AllGather, ReduceOp::Sum, 0, segments, 0},
+                   filled(fabric, n, base + rank), expect([=, this](const CollectiveResult& result) {
                      for (int r = 0; r < ranks_; ++r)
                        require(n == 0 || element(result.blocks[static_cast<size_t>(r)], n - 1) ==
                                              base + r + static_cast<int64_t>(n) - 1,
@@ -126,9 +138,9 @@ class Proxy {
       auto next = static_cast<uint32_t>((rank + 1) % ranks_),
            before = static_cast<uint32_t>((rank + ranks_ - 1) % ranks_);
       engine.issue(
-          rank, {kWorld, CollectiveKind::Send, ReduceOp::Sum, next, segments}, filled(n, base + rank),
+          rank, {kWorld, CollectiveKind::Send, ReduceOp::Sum, next, segments, 0}, filled(fabric, n, base + rank),
           expect([](const CollectiveResult& result) { require(result.blocks.empty(), "a send has no result"); }));
-      engine.issue(rank, {kWorld, CollectiveKind::Recv, ReduceOp::Sum, before, {}}, Slice(),
+      engine.issue(rank, {kWorld, CollectiveKind::Recv, ReduceOp::Sum, before, {}, 0}, Slice(),
                    expect([=](const CollectiveResult& result) {
                      require(n == 0 || element(result.blocks[0], 0) == base + before, "wrong message");
                    }));
@@ -217,6 +229,12 @@ int main(int argc, char** argv) {
         proxies[static_cast<size_t>(b)]->fabric.add_tcp_peer(a, ends[1]);
       }
     }
+  int board = memfd_create("board", 0);
+  std::vector<int> slots(static_cast<size_t>(count));
+  std::iota(slots.begin(), slots.end(), 0);
+  require(board >= 0 && ftruncate(board, static_cast<off_t>(Board::segment_bytes(slots.size()))) == 0, "no board");
+  for (auto& proxy : proxies) proxy->fabric.add_board(board, slots);
+  close(board);
   std::vector<std::thread> threads;
   for (auto& proxy : proxies) threads.emplace_back([&proxy, rounds] { proxy->run(rounds); });
   for (auto& thread : threads) thread.join();

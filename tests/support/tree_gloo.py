@@ -8,13 +8,16 @@ uses them (DDP without a hook, FSDP, DTensor, functional collectives) needs no c
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
 
 _Tensors = list[torch.Tensor]
 _kept: list[torch.library.Library] = []
+_threads: dict[str, ThreadPoolExecutor] = {}
 
 
 def _combine(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -43,7 +46,8 @@ def tree_reduce(values: _Tensors, op: Any) -> torch.Tensor:
     total = walk(values)
     kinds: Any = dist.ReduceOp.RedOpType
     if op == kinds.AVG:
-        total = total.div_(len(values)) if total.is_floating_point() or total.is_complex() else total // len(values)
+        whole = not (total.is_floating_point() or total.is_complex())
+        total = total.div_(len(values), rounding_mode="trunc" if whole else None)
     return total
 
 
@@ -70,22 +74,44 @@ def _op(boxed: Any) -> Any:
     return dist.ReduceOp.unbox(boxed).op if hasattr(dist.ReduceOp, "unbox") else boxed.op()
 
 
-def _gather(group: dist.ProcessGroup, tensor: torch.Tensor) -> _Tensors:
-    mine = tensor.detach().contiguous()
-    parts = [torch.empty_like(mine) for _ in range(group.size())]
-    group.allgather([parts], [mine]).wait()
-    return parts
+class _Gather:
+    """One tensor of every member, asked for when the call is made, so that a group's calls keep their order."""
+
+    def __init__(self, group: dist.ProcessGroup, tensor: torch.Tensor) -> None:
+        mine = tensor.detach().contiguous()
+        self._parts = [torch.empty_like(mine) for _ in range(group.size())]
+        self._work = group.allgather([self._parts], [mine])
+
+    def parts(self) -> _Tensors:
+        self._work.wait()
+        return self._parts
 
 
-def _done(group: dist.ProcessGroup) -> Any:
-    return group.barrier().boxed()
+def _later(group: dist.ProcessGroup, run: Callable[[], None], results: _Tensors) -> Any:
+    """The handle of what a thread of the group's own does: a call never waits."""
+    future: torch.futures.Future[_Tensors] = torch.futures.Future()
+
+    def job() -> None:
+        try:
+            with torch.no_grad():
+                run()
+            future.set_result(results)
+        except Exception as error:
+            future.set_exception(error)
+
+    _threads.setdefault(group.group_name, ThreadPoolExecutor(1)).submit(job)
+    return _create_work_from_future(future).boxed()
 
 
 def _all_reduce(tensors: _Tensors, group: Any, op: Any, *_: Any) -> Any:
-    pg = _group(group)
-    for tensor in tensors:
-        tensor.detach().copy_(tree_reduce(_gather(pg, tensor), _op(op)))
-    return tensors, _done(pg)
+    pg, kind = _group(group), _op(op)
+    gathers = [_Gather(pg, tensor) for tensor in tensors]
+
+    def run() -> None:
+        for tensor, gather in zip(tensors, gathers, strict=True):
+            tensor.detach().copy_(tree_reduce(gather.parts(), kind))
+
+    return tensors, _later(pg, run, tensors)
 
 
 def _all_reduce_coalesced(tensors: _Tensors, group: Any, op: Any, *_: Any) -> Any:
@@ -93,34 +119,47 @@ def _all_reduce_coalesced(tensors: _Tensors, group: Any, op: Any, *_: Any) -> An
 
 
 def _reduce(tensors: _Tensors, group: Any, op: Any, root: int, *_: Any) -> Any:
-    pg = _group(group)
-    for tensor in tensors:
-        parts = _gather(pg, tensor)
-        if pg.rank() == root:
-            tensor.detach().copy_(tree_reduce(parts, _op(op)))
-    return _done(pg)
+    pg, kind = _group(group), _op(op)
+    gathers = [_Gather(pg, tensor) for tensor in tensors]
+
+    def run() -> None:
+        for tensor, gather in zip(tensors, gathers, strict=True):
+            parts = gather.parts()
+            if pg.rank() == root:
+                tensor.detach().copy_(tree_reduce(parts, kind))
+
+    return _later(pg, run, tensors)
 
 
 def _reduce_scatter(outputs: _Tensors, inputs: list[_Tensors], group: Any, op: Any, *_: Any) -> Any:
-    pg = _group(group)
-    for output, blocks in zip(outputs, inputs, strict=True):
-        for block, tensor in enumerate(blocks):
-            parts = _gather(pg, tensor)
-            if block == pg.rank():
-                output.detach().copy_(tree_reduce(parts, _op(op)))
-    return outputs, _done(pg)
+    pg, kind = _group(group), _op(op)
+    gathers = [[_Gather(pg, block) for block in blocks] for blocks in inputs]
+
+    def run() -> None:
+        for output, blocks in zip(outputs, gathers, strict=True):
+            parts = [gather.parts() for gather in blocks]
+            output.detach().copy_(tree_reduce(parts[pg.rank()], kind))
+
+    return outputs, _later(pg, run, outputs)
+
+
+def _scatter_into(outputs: _Tensors, inputs: _Tensors, group: Any, op: Any) -> Any:
+    pg, kind = _group(group), _op(op)
+    gathers = [_Gather(pg, tensor) for tensor in inputs]
+
+    def run() -> None:
+        for output, gather in zip(outputs, gathers, strict=True):
+            parts = [part.view(pg.size(), -1)[pg.rank()] for part in gather.parts()]
+            output.detach().copy_(tree_reduce(parts, kind).view_as(output))
+
+    return _later(pg, run, outputs)
 
 
 def _reduce_scatter_base(output: torch.Tensor, input: torch.Tensor, group: Any, op: Any, *_: Any) -> Any:
-    pg = _group(group)
-    parts = [part.view(-1).chunk(pg.size())[pg.rank()] for part in _gather(pg, input)] if input.numel() else []
-    if parts:
-        output.detach().copy_(tree_reduce(parts, _op(op)).view_as(output))
-    return output, _done(pg)
+    if not input.numel():
+        return output, _later(_group(group), lambda: None, [output])
+    return output, _scatter_into([output], [input], group, op)
 
 
 def _reduce_scatter_coalesced(outputs: _Tensors, inputs: _Tensors, group: Any, op: Any, *_: Any) -> Any:
-    pg = _group(group)
-    for output, tensor in zip(outputs, inputs, strict=True):
-        _reduce_scatter_base(output, tensor, group, op)
-    return _done(pg)
+    return _scatter_into(outputs, inputs, group, op)

@@ -97,12 +97,15 @@ py::dict stats(Proxy& proxy, double deadline_s) {
 }
 
 void connect(Proxy& proxy, int self, std::vector<int> ranks, std::string token, std::vector<std::pair<int, int>> shared,
-             std::vector<std::tuple<int, bool, std::string, int>> tcp, double deadline_s) {
+             std::vector<std::tuple<int, bool, std::string, int>> tcp, double deadline_s, int board_fd,
+             std::vector<int> board) {
   FabricSpec spec;
   spec.self = self;
   spec.rank_to_proxy = std::move(ranks);
   spec.token = std::move(token);
   for (auto [index, fd] : shared) spec.shared.push_back({index, fd});
+  spec.board_fd = board_fd;
+  spec.board = std::move(board);
   for (auto& [index, listen, host, port] : tcp) spec.tcp.push_back({index, listen, host, static_cast<uint16_t>(port)});
   proxy.connect(std::move(spec), after(deadline_s));
 }
@@ -114,6 +117,7 @@ PYBIND11_MODULE(_ergo_device, m) {
   using namespace ergo::device;
   m.doc() = "Device side of the Ergosphere runtime: executes the ranks' operators and owns their storages.";
   m.attr("PROTOCOL_VERSION") = ergo::kProtocolVersion;
+  m.attr("BOARD_REGION_BYTES") = ergo::Board::kRegionBytes;
 
   // Python code reads `code` and the message; the classes derive from RuntimeError.
   static py::exception<ControlError> control_error(m, "ControlError", PyExc_RuntimeError);
@@ -142,7 +146,7 @@ PYBIND11_MODULE(_ergo_device, m) {
       .def("serve", &Proxy::serve, release(), "Serves until shut_down(); call it from the process's main thread.")
       .def("shut_down", &Proxy::shut_down, release())
       .def("connect", &connect, release(), py::arg("self_index"), py::arg("ranks"), py::arg("token"), py::arg("shared"),
-           py::arg("tcp"), py::arg("deadline_s"))
+           py::arg("tcp"), py::arg("deadline_s"), py::arg("board_fd") = -1, py::arg("board") = std::vector<int>())
       .def(
           "attach", [](Proxy& p, uint32_t rank, int fd, double s) { p.attach(rank, fd, after(s)); }, release(),
           py::arg("rank"), py::arg("fd"), py::arg("deadline_s"))

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <new>
 #include <span>
@@ -23,7 +24,16 @@ class Buffer {
     if (!bytes.empty()) std::memcpy(buffer->data(), bytes.data(), bytes.size());
     return buffer;
   }
-  ~Buffer() { ::operator delete(data_, std::align_val_t{kBufferAlign}); }
+  // Somebody else's bytes; `release` is called when the last owner goes.
+  static std::shared_ptr<Buffer> around(std::byte* data, size_t size, std::function<void()> release) {
+    return std::shared_ptr<Buffer>(new Buffer(data, size, std::move(release)));
+  }
+  ~Buffer() {
+    if (release_)
+      release_();
+    else
+      ::operator delete(data_, std::align_val_t{kBufferAlign});
+  }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
@@ -34,8 +44,11 @@ class Buffer {
  private:
   explicit Buffer(size_t size)
       : data_(static_cast<std::byte*>(::operator new(size ? size : 1, std::align_val_t{kBufferAlign}))), size_(size) {}
+  Buffer(std::byte* data, size_t size, std::function<void()> release)
+      : data_(data), size_(size), release_(std::move(release)) {}
   std::byte* data_;
   size_t size_;
+  std::function<void()> release_;
 };
 
 // A range of a shared buffer that keeps the buffer alive.

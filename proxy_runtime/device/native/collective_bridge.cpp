@@ -1,11 +1,13 @@
 #include "collective_bridge.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 
+#include "collective_plan.hpp"
 #include "failure.hpp"
 
 namespace ergo::device {
@@ -27,8 +29,51 @@ TensorRef parse_ref(WordReader& body) {
   return ref;
 }
 
+// Whether a tensor's elements are its bytes, one after another, where the host can reach them.
+bool plain(const at::Tensor& t) { return t.is_cpu() && t.is_contiguous() && !t.is_conj() && !t.is_neg(); }
+
 at::Tensor on_host(const void* data, const at::Tensor& like) {
   return at::from_blob(const_cast<void*>(data), like.sizes(), at::TensorOptions().dtype(like.scalar_type()));
+}
+
+void pack(const at::Tensor& from, std::byte* to) {
+  if (from.numel() == 0) return;
+  if (plain(from))
+    std::memcpy(to, from.const_data_ptr(), from.nbytes());
+  else
+    on_host(to, from).copy_(from);
+}
+
+// The first bytes of a packed tensor.
+void unpack(const std::byte* from, const at::Tensor& to) {
+  if (to.numel() == 0) return;
+  if (plain(to))
+    std::memcpy(to.mutable_data_ptr(), from, to.nbytes());
+  else
+    to.copy_(on_host(from, to));
+}
+
+// Packed tensors that come in pieces, each a whole number of elements.
+void unpack(const std::vector<Slice>& pieces, const std::vector<Segment>& segments,
+            const std::vector<at::Tensor>& outputs) {
+  auto offsets = segment_offsets(segments);
+  for (size_t i = 0; i < outputs.size(); i++) {
+    const at::Tensor& out = outputs[i];
+    if (out.numel() == 0) continue;
+    at::Tensor flat = plain(out) ? out.view(-1) : at::empty({out.numel()}, out.options());
+    const size_t begin = offsets[i], end = begin + segments[i].bytes;
+    size_t at = 0;
+    for (const Slice& piece : pieces) {
+      const size_t from = std::max(at, begin), to = std::min(at + piece.size(), end);
+      if (from < to) {
+        const auto size = static_cast<size_t>(out.element_size());
+        unpack(piece.data() + (from - at),
+               flat.narrow(0, static_cast<int64_t>((from - begin) / size), static_cast<int64_t>((to - from) / size)));
+      }
+      at += piece.size();
+    }
+    if (!flat.is_alias_of(out)) out.copy_(flat.view(out.sizes()));
+  }
 }
 
 // The pieces of one tensor's elements, in order; a piece is a view where the tensor is contiguous.
@@ -68,6 +113,14 @@ std::vector<Segment> segments_of(const std::vector<at::Tensor>& pieces) {
     segments.push_back({static_cast<uint8_t>(piece.scalar_type()), static_cast<uint8_t>(piece.element_size()),
                         static_cast<uint64_t>(piece.nbytes())});
   return segments;
+}
+
+// What a member that only receives has room for.
+uint64_t expected_bytes(const CollectiveCall& call, uint32_t own) {
+  if (call.kind != CollectiveKind::Recv && (call.kind != CollectiveKind::Broadcast || own == call.root)) return 0;
+  uint64_t total = 0;
+  for (const TensorRef& ref : call.outputs) total += ref.meta.bytes;
+  return total;
 }
 
 bool splits_input(CollectiveKind kind) {
@@ -125,6 +178,12 @@ void CollectiveBridge::connect(std::unique_ptr<Fabric> fabric, std::vector<int> 
   engine_ = std::make_unique<CollectiveEngine>(fabric_->self(), rank_to_proxy_, *fabric_, aten_reduce(), aten_scale());
 }
 
+void CollectiveBridge::send_to_all(std::span<const std::byte> bytes) {
+  std::set<int> peers(rank_to_proxy_.begin(), rank_to_proxy_.end());
+  peers.erase(fabric_->self());
+  for (int peer : peers) fabric_->send_control(peer, bytes);
+}
+
 void CollectiveBridge::define(RankState& rank, WordReader body) {
   Communicator communicator;
   communicator.id = body.word();
@@ -148,18 +207,16 @@ void CollectiveBridge::define(RankState& rank, WordReader body) {
   rank.communicators.push_back(std::move(communicator));
 }
 
-size_t CollectiveBridge::group_size(const RankState& rank, uint64_t comm) const {
+const Communicator& CollectiveBridge::communicator(const RankState& rank, uint64_t comm) const {
   for (const Communicator& c : rank.communicators)
-    if (c.id == comm) return c.members.size();
+    if (c.id == comm) return c;
   throw ProtocolError("a collective on the unknown communicator " + std::to_string(comm));
 }
 
-int CollectiveBridge::group_rank(const RankState& rank, uint64_t comm) const {
-  for (const Communicator& c : rank.communicators)
-    if (c.id == comm)
-      return static_cast<int>(std::find(c.members.begin(), c.members.end(), static_cast<int>(rank.rank)) -
-                              c.members.begin());
-  throw ProtocolError("a collective on the unknown communicator " + std::to_string(comm));
+uint32_t CollectiveBridge::group_rank(const RankState& rank, uint64_t comm) const {
+  const std::vector<int>& members = communicator(rank, comm).members;
+  return static_cast<uint32_t>(std::find(members.begin(), members.end(), static_cast<int>(rank.rank)) -
+                               members.begin());
 }
 
 bool CollectiveBridge::must_wait(const RankState& rank, WordReader body) const {
@@ -181,39 +238,40 @@ std::vector<at::Tensor> CollectiveBridge::tensors(const std::vector<TensorRef>& 
 void CollectiveBridge::issue(RankState& rank, WordReader body) {
   at::NoGradGuard no_grad;
   CollectiveCall call = CollectiveCall::parse(body);
-  size_t members = group_size(rank, call.comm);
-  auto own = static_cast<uint32_t>(group_rank(rank, call.comm));
+  size_t members = communicator(rank, call.comm).members.size();
+  uint32_t own = group_rank(rank, call.comm);
   PendingCollective pending;
   pending.body.assign(body.position(), body.position() + body.left());
   for (const auto* refs : {&call.inputs, &call.outputs})
     for (const TensorRef& ref : *refs) pending.storages.push_back(rank.storages.find(ref.handle));
 
-  Descriptor descriptor{call.comm, call.kind, call.op, call.root, {}};
+  Descriptor descriptor{call.comm, call.kind, call.op, call.root, {}, 0};
   Slice input;
   if (contributes(call, own)) {
     auto pieces = input_pieces(call, tensors(call.inputs, pending.storages, 0), members);
     descriptor.segments = segments_of(pieces);
-    auto buffer = Buffer::allocate(packed_bytes(descriptor.segments));
+    auto buffer = fabric_->allocate(packed_bytes(descriptor.segments));
     auto offsets = segment_offsets(descriptor.segments);
-    for (size_t i = 0; i < pieces.size(); i++)
-      if (pieces[i].numel()) on_host(buffer->data() + offsets[i], pieces[i]).copy_(pieces[i]);
+    for (size_t i = 0; i < pieces.size(); i++) pack(pieces[i], buffer->data() + offsets[i]);
     input = buffer;
   }
+  descriptor.expected_bytes = expected_bytes(call, own);
   pending.writes = has_result(call.kind, call.root, own);
   contribute(rank, call, std::move(descriptor), std::move(input), std::move(pending));
 }
 
 void CollectiveBridge::reissue(RankState& rank, PendingCollective pending, Slice input) {
   CollectiveCall call = CollectiveCall::parse(WordReader(pending.body.data(), pending.body.size()));
-  auto own = static_cast<uint32_t>(group_rank(rank, call.comm));
+  uint32_t own = group_rank(rank, call.comm);
   if (pending.storages.size() != call.inputs.size() + call.outputs.size())
     throw ProtocolError("a pending collective lacks some of its storages");
-  Descriptor descriptor{call.comm, call.kind, call.op, call.root, {}};
+  Descriptor descriptor{call.comm, call.kind, call.op, call.root, {}, 0};
   if (contributes(call, own)) {  // segments follow from shapes alone; the bytes are those packed before the dump
     at::NoGradGuard no_grad;
-    size_t members = group_size(rank, call.comm);
+    size_t members = communicator(rank, call.comm).members.size();
     descriptor.segments = segments_of(input_pieces(call, tensors(call.inputs, pending.storages, 0), members));
   }
+  descriptor.expected_bytes = expected_bytes(call, own);
   if (packed_bytes(descriptor.segments) != input.size())
     throw ProtocolError("a pending collective's packed input has another size than its tensors");
   pending.writes = has_result(call.kind, call.root, own);
@@ -253,18 +311,19 @@ void CollectiveBridge::complete(RankState& rank, const CollectiveCall& call, con
   if (!pending.writes || call.outputs.empty()) return;
   at::NoGradGuard no_grad;
   auto outputs = tensors(call.outputs, pending.storages, call.inputs.size());
-  auto check = [](bool fits) {
-    TORCH_CHECK(
-        fits, "a collective's result does not have the size of the tensor given for it; the ranks disagree on shapes");
+  const std::vector<int>& members = communicator(rank, call.comm).members;
+  auto check = [&](size_t given, size_t wanted, size_t from) {
+    TORCH_CHECK(given == wanted, "rank ", rank.rank, " called ", kind_name(static_cast<uint8_t>(call.kind)),
+                " with room for ", wanted, " bytes of rank ", members.at(from), ", which gave ", given,
+                " (each rounded up to a multiple of 64): the ranks disagree on shapes or dtypes");
   };
 
-  if (!splits_output(call.kind)) {  // one block, packed as segments
-    check(result.blocks.size() == 1);
+  if (!splits_output(call.kind)) {  // packed as segments
     auto segments = segments_of(outputs);
-    check(result.blocks[0].size() == packed_bytes(segments));
-    auto offsets = segment_offsets(segments);
-    for (size_t i = 0; i < outputs.size(); i++)
-      if (outputs[i].numel()) outputs[i].copy_(on_host(result.blocks[0].data() + offsets[i], outputs[i]));
+    size_t given = 0;
+    for (const Slice& block : result.blocks) given += block.size();
+    check(given, packed_bytes(segments), call.root);
+    unpack(result.blocks, segments, outputs);
     return;
   }
   std::vector<at::Tensor> pieces = outputs;
@@ -273,10 +332,11 @@ void CollectiveBridge::complete(RankState& rank, const CollectiveCall& call, con
     staging = outputs[0].is_contiguous() ? outputs[0] : at::empty_like(outputs[0], at::MemoryFormat::Contiguous);
     pieces = split(staging, piece_sizes(call, staging, result.blocks.size(), true));
   }
-  check(pieces.size() == result.blocks.size());
+  TORCH_CHECK(pieces.size() == result.blocks.size(), "a collective among ", result.blocks.size(), " ranks was given ",
+              pieces.size(), " outputs");
   for (size_t i = 0; i < pieces.size(); i++) {
-    check(result.blocks[i].size() == align_up(static_cast<size_t>(pieces[i].nbytes())));
-    if (pieces[i].numel()) pieces[i].copy_(on_host(result.blocks[i].data(), pieces[i]));
+    check(result.blocks[i].size(), align_up(static_cast<size_t>(pieces[i].nbytes())), i);
+    unpack(result.blocks[i].data(), pieces[i]);
   }
   if (staging.defined() && !staging.is_same(outputs[0])) outputs[0].copy_(staging);
 }

@@ -45,6 +45,9 @@ class CollectiveBridge {
   Fabric& fabric() { return *fabric_; }
   const std::vector<int>& rank_to_proxy() const { return rank_to_proxy_; }
 
+  // A control frame to every other proxy.
+  void send_to_all(std::span<const std::byte> bytes);
+
   // Message::Communicator. Throws ProtocolError.
   void define(RankState& rank, WordReader body);
   // True if the message reads or writes a storage that an earlier collective will still write.
@@ -55,8 +58,8 @@ class CollectiveBridge {
   void reissue(RankState& rank, PendingCollective pending, Slice input);
 
  private:
-  size_t group_size(const RankState& rank, uint64_t comm) const;
-  int group_rank(const RankState& rank, uint64_t comm) const;
+  const Communicator& communicator(const RankState& rank, uint64_t comm) const;
+  uint32_t group_rank(const RankState& rank, uint64_t comm) const;
   void contribute(RankState& rank, const CollectiveCall& call, Descriptor descriptor, Slice input,
                   PendingCollective pending);
   void complete(RankState& rank, const CollectiveCall& call, const PendingCollective& pending,

@@ -69,6 +69,48 @@ const char* kind_name(uint8_t kind) {
   return kind < std::size(kNames) ? kNames[kind] : "an unknown operation";
 }
 
+namespace {
+
+const char* op_name(uint8_t op) {
+  static constexpr const char* kNames[] = {"sum", "average", "product", "min", "max", "and", "or", "xor"};
+  return op < std::size(kNames) ? kNames[op] : "an unknown reduction";
+}
+
+// By the number of torch's ScalarType.
+std::string dtype_name(uint8_t dtype) {
+  static constexpr const char* kNames[] = {"uint8",   "int8",    "int16",     "int32",     "int64",      "float16",
+                                           "float32", "float64", "complex32", "complex64", "complex128", "bool"};
+  if (dtype < std::size(kNames)) return kNames[dtype];
+  return dtype == 15 ? "bfloat16" : "dtype " + std::to_string(dtype);
+}
+
+bool is_pair(CollectiveKind kind) { return kind == CollectiveKind::Send || kind == CollectiveKind::Recv; }
+bool reduces(CollectiveKind kind) {
+  return kind == CollectiveKind::AllReduce || kind == CollectiveKind::Reduce || kind == CollectiveKind::ReduceScatter;
+}
+bool has_root(CollectiveKind kind) {
+  return is_pair(kind) || kind == CollectiveKind::Broadcast || kind == CollectiveKind::Reduce ||
+         kind == CollectiveKind::Gather || kind == CollectiveKind::Scatter;
+}
+
+}  // namespace
+
+std::string call_text(const FrameHeader& header) {
+  auto kind = static_cast<CollectiveKind>(header.kind);
+  std::string inside;
+  auto add = [&](const std::string& text) { inside += (inside.empty() ? "" : ", ") + text; };
+  if (reduces(kind)) add(op_name(header.op));
+  if (has_root(kind)) add((is_pair(kind) ? "group rank " : "root ") + std::to_string(header.root));
+  if (header.bytes)
+    add(std::to_string(header.bytes) + " bytes" + (header.dtype == kNoDtype ? "" : " of " + dtype_name(header.dtype)));
+  return std::string(kind_name(header.kind)) + (inside.empty() ? "" : " (" + inside + ")");
+}
+
+bool differ_in_size(const FrameHeader& one, const FrameHeader& other) {
+  auto kind = static_cast<CollectiveKind>(one.kind);
+  return (is_pair(kind) || kind == CollectiveKind::Broadcast) && one.bytes && other.bytes && one.bytes != other.bytes;
+}
+
 std::vector<uint32_t> Roster::on(int proxy) const {
   std::vector<uint32_t> found;
   for (auto member : members)
@@ -76,9 +118,18 @@ std::vector<uint32_t> Roster::on(int proxy) const {
   return found;
 }
 
-Range chunk_of(size_t total, size_t owner, size_t owners) {
-  size_t units = total / kBufferAlign;
-  return {units * owner / owners * kBufferAlign, units * (owner + 1) / owners * kBufferAlign};
+Range chunk_of(const std::vector<Segment>& segments, size_t owner, size_t owners) {
+  size_t total = packed_bytes(segments);
+  auto boundary = [&](size_t i) {
+    size_t wanted = total / kBufferAlign * i / owners * kBufferAlign, begin = 0;
+    for (const Segment& segment : segments) {
+      size_t end = begin + align_up(segment.bytes);
+      if (wanted < end) return begin + (wanted - begin) / kUnit * kUnit;
+      begin = end;
+    }
+    return total;
+  };
+  return {boundary(owner), boundary(owner + 1)};
 }
 
 bool is_chunked(const Descriptor& descriptor, const Roster& roster) {
@@ -103,7 +154,7 @@ std::vector<Part> parts_for(int proxy, uint32_t group_rank, const Descriptor& de
       if (is_chunked(descriptor, roster)) {
         size_t owner = static_cast<size_t>(std::find(roster.proxies.begin(), roster.proxies.end(), proxy) -
                                            roster.proxies.begin());
-        Range chunk = chunk_of(input.size(), owner, roster.proxies.size());
+        Range chunk = chunk_of(descriptor.segments, owner, roster.proxies.size());
         parts.push_back({0, chunk.begin, input.part(chunk.begin, chunk.end - chunk.begin)});
       } else {
         whole();
@@ -142,14 +193,10 @@ uint64_t signature_of(const Descriptor& descriptor) {
     hash ^= hash >> 31;
   };
   auto kind = descriptor.kind;
-  if (kind == CollectiveKind::Send || kind == CollectiveKind::Recv) return 0;  // the sequence says who does what
-  bool reduces =
-      kind == CollectiveKind::AllReduce || kind == CollectiveKind::Reduce || kind == CollectiveKind::ReduceScatter;
-  bool rooted = kind == CollectiveKind::Broadcast || kind == CollectiveKind::Reduce || kind == CollectiveKind::Gather ||
-                kind == CollectiveKind::Scatter;
+  if (is_pair(kind)) return 0;  // the sequence says who does what
   mix(static_cast<uint64_t>(kind));
-  if (rooted) mix(descriptor.root);
-  if (reduces) {
+  if (has_root(kind)) mix(descriptor.root);
+  if (reduces(kind)) {
     mix(static_cast<uint64_t>(descriptor.op));
     for (const auto& segment : descriptor.segments) mix(segment.dtype), mix(segment.bytes);
   }
@@ -162,12 +209,9 @@ void check_descriptor(const Descriptor& d, uint32_t group_rank, size_t world, si
                                                      " in communicator " + std::to_string(d.comm) + ": " + what);
   };
   if (d.kind > CollectiveKind::Barrier || d.op > ReduceOp::BXor) fail("unknown kind or reduction");
-  bool pair = d.kind == CollectiveKind::Send || d.kind == CollectiveKind::Recv;
-  bool rooted = pair || d.kind == CollectiveKind::Broadcast || d.kind == CollectiveKind::Reduce ||
-                d.kind == CollectiveKind::Gather || d.kind == CollectiveKind::Scatter;
-  if (rooted && d.root >= world)
+  if (has_root(d.kind) && d.root >= world)
     fail("group rank " + std::to_string(d.root) + " of " + std::to_string(world) + " does not exist");
-  if (pair && d.root == group_rank) fail("a rank cannot send to itself: copy the tensor instead");
+  if (is_pair(d.kind) && d.root == group_rank) fail("a rank cannot send to itself: copy the tensor instead");
   for (const auto& segment : d.segments) {
     bool sized = segment.element_bytes && segment.element_bytes <= 16 && std::has_single_bit(segment.element_bytes);
     if (!sized || segment.bytes % segment.element_bytes || segment.bytes > kMaxPayload)

@@ -24,9 +24,11 @@ struct Part {
   Slice payload;
 };
 
-// The owner's share of a packed input of `total` bytes (a multiple of 64); boundaries are multiples of 64, so
-// that no element is cut.
-Range chunk_of(size_t total, size_t owner, size_t owners);
+// The owner's share of a packed input. It cuts a segment only at multiples of kUnit bytes from the segment's start:
+// vectorised kernels treat what is left over at the end of a range in another way, and which elements those are must
+// not depend on how many owners there are (complex products, signs of zeros).
+inline constexpr size_t kUnit = 1024;
+Range chunk_of(const std::vector<Segment>& segments, size_t owner, size_t owners);
 bool is_chunked(const Descriptor& descriptor, const Roster& roster);
 std::vector<Part> parts_for(int proxy, uint32_t group_rank, const Descriptor& descriptor, const Slice& input,
                             const Roster& roster);
@@ -35,5 +37,10 @@ uint64_t signature_of(const Descriptor& descriptor);
 // Throws CollectiveError where the descriptor cannot be executed by this member.
 void check_descriptor(const Descriptor& descriptor, uint32_t group_rank, size_t world, size_t input_bytes);
 const char* kind_name(uint8_t kind);
+inline constexpr uint8_t kNoDtype = 0xff;
+// What a member called, for a sentence: "AllReduce (sum, 40 bytes of float32)".
+std::string call_text(const FrameHeader& header);
+// Of a kind whose members must give and take the same number of bytes, and they do not. (0 bytes: it does not say.)
+bool differ_in_size(const FrameHeader& one, const FrameHeader& other);
 
 }  // namespace ergo

@@ -142,6 +142,9 @@ void CollectiveEngine::contribute(Sequence& s, uint64_t number, uint32_t me, con
       header.kind = static_cast<uint8_t>(d.kind);
       header.op = static_cast<uint8_t>(d.op);
       header.signature = signature_of(d);
+      header.bytes = d.expected_bytes;
+      for (const Segment& segment : d.segments) header.bytes += segment.bytes;
+      header.dtype = d.segments.empty() ? kNoDtype : d.segments[0].dtype;
       header.offset = part.offset;
       if (proxy != self_) {
         fabric_.send(proxy, header, std::move(part.payload));
@@ -259,14 +262,13 @@ std::string CollectiveEngine::disagreement(const Sequence& s, uint64_t number, c
   const FrameHeader& expected = instance.contributions.at(first).first;
   for (auto member : s.roster.members) {
     const FrameHeader& header = instance.contributions.at(member).first;
-    if (header.signature == expected.signature) continue;
+    if (header.signature == expected.signature && !differ_in_size(header, expected)) continue;
     auto what = [&](uint32_t group_rank, const FrameHeader& h) {
-      return "rank " + std::to_string(s.group->members[group_rank]) + " called " + kind_name(h.kind) + " (reduction " +
-             std::to_string(h.op) + ", root " + std::to_string(h.root) + ")";
+      return "rank " + std::to_string(s.group->members[group_rank]) + " called " + call_text(h);
     };
     return "collective " + std::to_string(number) + " of communicator " + s.id.text() + ": " + what(first, expected) +
-           " but " + what(member, header) +
-           ", or their tensors differ in size or dtype: all members must make the same call";
+           " but " + what(member, header) + ": all members must make the same call, on tensors of the same size and " +
+           "dtype";
   }
   return {};
 }
@@ -294,9 +296,10 @@ Slice CollectiveEngine::reduce(const Sequence& s, const Instance& instance, cons
     if (begin < end) {
       std::byte* out = into->data() + (begin - range.begin);
       for (size_t leaf = 0; leaf < leaves.size(); ++leaf) leaves[leaf] = inputs[leaf].data() + (begin - range.begin);
-      tree_reduce(leaves, end - begin, out, [&](std::byte* acc, const std::byte* other, size_t bytes) {
-        reduce_(segment.dtype, op, acc, other, bytes / segment.element_bytes);
-      });
+      tree_reduce(leaves, end - begin, out,
+                  [&](std::byte* to, const std::byte* left, const std::byte* right, size_t bytes) {
+                    reduce_(segment.dtype, op, to, left, right, bytes / segment.element_bytes);
+                  });
       if (descriptor.op == ReduceOp::Avg)
         scale_(segment.dtype, out, (end - begin) / segment.element_bytes, leaves.size());
     }
@@ -312,10 +315,10 @@ bool CollectiveEngine::reduce_own_chunk(Sequence& s, uint64_t number, Instance& 
   auto& proxies = s.roster.proxies;
   auto me = static_cast<uint32_t>(std::find(proxies.begin(), proxies.end(), self_) - proxies.begin());
   if (!instance.chunks.count(me)) {
-    Range chunk = chunk_of(packed_bytes(descriptor.segments), me, proxies.size());
+    Range chunk = chunk_of(descriptor.segments, me, proxies.size());
     Instance::Chunk own{chunk.begin, Slice(), false};
     try {
-      own.payload = reduce(s, instance, descriptor, 0, chunk, Buffer::allocate(chunk.end - chunk.begin));
+      own.payload = reduce(s, instance, descriptor, 0, chunk, fabric_.allocate(chunk.end - chunk.begin));
     } catch (const std::exception& error) {
       // Perhaps only this chunk has a dtype that the kernel lacks: the others must hear of it, not wait for it.
       own.failed = true;
@@ -344,16 +347,14 @@ void CollectiveEngine::make_results(Sequence& s, Instance& instance) {
       if (chunk.failed)
         throw CollectiveError("collective_kernel",
                               std::string(reinterpret_cast<const char*>(chunk.payload.data()), chunk.payload.size()));
-    auto whole = Buffer::allocate(packed_bytes(any.segments));
     for (auto& [owner, chunk] : instance.chunks) {
-      Range range = chunk_of(whole->size(), owner, s.roster.proxies.size());
+      Range range = chunk_of(any.segments, owner, s.roster.proxies.size());
       if (owner >= s.roster.proxies.size() || chunk.offset != range.begin ||
           chunk.payload.size() != range.end - range.begin)
         throw FabricError("fabric_bad_frame", owner < s.roster.proxies.size() ? s.roster.proxies[owner] : -1,
                           "a reduced chunk of sequence " + s.id.text() + " does not have the expected place and size");
-      if (!chunk.payload.empty()) std::memcpy(whole->data() + range.begin, chunk.payload.data(), chunk.payload.size());
+      shared.push_back(chunk.payload);
     }
-    shared.push_back(Slice(std::move(whole)));
   } else if (any.kind == CollectiveKind::AllReduce ||
              (any.kind == CollectiveKind::Reduce && instance.operations.count(any.root))) {
     size_t total = packed_bytes(any.segments);

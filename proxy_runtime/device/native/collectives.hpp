@@ -68,6 +68,8 @@ struct Descriptor {
   ReduceOp op = ReduceOp::Sum;
   uint32_t root = 0;  // group rank; Send: destination, Recv: source
   std::vector<Segment> segments;
+  // Of the tensors that a Broadcast or Recv fills, where they are no input; else 0.
+  uint64_t expected_bytes = 0;
 };
 
 struct Range {
@@ -88,8 +90,9 @@ struct SequenceId {
   static SequenceId parse(std::string_view text);  // throws CollectiveError
 };
 
-// What a member gets. Blocks, by kind: AllReduce, Reduce (root), Broadcast, ReduceScatter, Scatter, Recv: one,
-// packed as the input's segments (ReduceScatter, Scatter: the own block); AllGather, Gather (root): W, block i
+// What a member gets. Blocks, by kind: AllReduce: pieces that one after another are packed as the input's segments;
+// Reduce (root), Broadcast, ReduceScatter, Scatter, Recv: one, packed likewise (ReduceScatter, Scatter: the own block);
+// AllGather, Gather (root): W, block i
 // = input of group rank i; AllToAll: W, block i = from group rank i. Empty where has_result is false.
 struct CollectiveResult {
   std::vector<Slice> blocks;
@@ -101,6 +104,13 @@ struct MemberCounts {
   std::vector<int> members;  // global ranks in group order
 };
 
+struct Awaited {
+  SequenceId sequence;
+  uint64_t number;
+  std::string what;          // "AllReduce (number 3 of communicator 7)"
+  std::vector<int> missing;  // global ranks
+};
+
 struct PendingOperation {
   uint64_t ticket;  // as returned by issue: the executor's key to its outputs
   SequenceId sequence;
@@ -109,14 +119,15 @@ struct PendingOperation {
   Slice input;
 };
 
-// acc = acc (op) other, element by element, in the dtype. Buffers are aligned to the element at least.
-// Avg arrives as Sum. Must not depend on n or alignment for its bits.
-using ReduceFn =
-    std::function<void(uint8_t dtype, ReduceOp op, std::byte* acc, const std::byte* other, size_t n_elements)>;
+// out = left (op) right, element by element, in the dtype; out may be left. Buffers are aligned to the element at
+// least. Avg arrives as Sum. Must not depend on n or alignment for its bits.
+using ReduceFn = std::function<void(uint8_t dtype, ReduceOp op, std::byte* out, const std::byte* left,
+                                    const std::byte* right, size_t n_elements)>;
 // data /= divisor in the dtype (integers: truncated), for Avg.
 using ScaleFn = std::function<void(uint8_t dtype, std::byte* data, size_t n_elements, uint64_t divisor)>;
 // f32, f64, i32, i64, u8, bool by ScalarType number; others throw CollectiveError. For tests.
-void default_reduce(uint8_t dtype, ReduceOp op, std::byte* acc, const std::byte* other, size_t n_elements);
+void default_reduce(uint8_t dtype, ReduceOp op, std::byte* out, const std::byte* left, const std::byte* right,
+                    size_t n_elements);
 void default_scale(uint8_t dtype, std::byte* data, size_t n_elements, uint64_t divisor);
 
 class CollectiveEngine {
@@ -162,11 +173,16 @@ class CollectiveEngine {
   void restore_counts(int rank, const std::map<SequenceId, uint64_t>& completed);
 
   // This rank will contribute to nothing that it has not contributed to already.
-  void depart(int rank);
+  // `why`: the error that it ended with; empty if none.
+  void depart(int rank, std::string why);
   // Local ranks with an operation that can never complete, each with a sentence that names the operation and the
   // rank or lost peer (Fabric::lost) whose contribution or result is missing.
   std::map<int, std::string> hopeless() const;
   std::optional<std::string> waiting_for_lost_peer() const;
+  // The ranks that will contribute to nothing more: those that have departed, and those on lost proxies.
+  std::set<int> gone() const;
+  // What a local rank waits for in these of its operations: whose contributions have not come.
+  std::vector<Awaited> awaited(int rank, const std::set<uint64_t>& tickets) const;
 
  private:
   struct Group;
@@ -183,6 +199,8 @@ class CollectiveEngine {
   void receive(int peer, Frame frame);
   [[noreturn]] void bad_frame(int peer, const FrameHeader& header, const std::string& what) const;
   void prepare(Sequence& sequence, uint64_t number);
+  std::string describe(const Operation& operation) const;
+  bool contributed(const Instance& instance, uint32_t member) const;
   std::string why_hopeless(int rank, const Operation& operation) const;
   std::string disagreement(const Sequence& sequence, uint64_t number, const Instance& instance) const;
   bool reduce_own_chunk(Sequence& sequence, uint64_t number, Instance& instance);
@@ -201,7 +219,7 @@ class CollectiveEngine {
   std::map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   std::map<int, std::list<std::shared_ptr<Operation>>> operations_;  // per rank, issue order
   std::optional<std::map<SequenceId, uint64_t>> targets_;            // in force between finish and resume
-  std::set<int> departed_;                                           // global ranks
+  std::map<int, std::string> departed_;                              // global ranks, with the error they ended with
   std::deque<std::pair<SequenceId, uint64_t>> touched_;              // instances that something arrived for
   std::deque<Completion> completions_;                               // callbacks that wait for pump
   uint64_t next_ticket_ = 1;

@@ -87,7 +87,41 @@ void CollectiveEngine::restore_counts(int rank, const std::map<SequenceId, uint6
   }
 }
 
-void CollectiveEngine::depart(int rank) { departed_.insert(rank); }
+void CollectiveEngine::depart(int rank, std::string why) { departed_.emplace(rank, std::move(why)); }
+
+std::set<int> CollectiveEngine::gone() const {
+  std::set<int> found;
+  for (const auto& [rank, why] : departed_) found.insert(rank);
+  for (size_t rank = 0; rank < rank_to_proxy_.size(); ++rank)
+    if (fabric_.lost().count(rank_to_proxy_[rank])) found.insert(static_cast<int>(rank));
+  return found;
+}
+
+std::string CollectiveEngine::describe(const Operation& operation) const {
+  return std::string(kind_name(static_cast<uint8_t>(operation.descriptor.kind))) + " (number " +
+         std::to_string(operation.number) + " of communicator " + operation.sequence.text() + ")";
+}
+
+bool CollectiveEngine::contributed(const Instance& instance, uint32_t member) const {
+  auto found = instance.contributions.find(member);
+  return found != instance.contributions.end() && found->second.complete();
+}
+
+std::vector<Awaited> CollectiveEngine::awaited(int rank, const std::set<uint64_t>& tickets) const {
+  std::vector<Awaited> found;
+  auto operations = operations_.find(rank);
+  if (operations == operations_.end()) return found;
+  for (const auto& operation : operations->second) {
+    if (!tickets.count(operation->ticket)) continue;
+    const Sequence& s = *sequences_.at(operation->sequence);
+    const Instance& instance = s.instances.at(operation->number);
+    Awaited awaited{operation->sequence, operation->number, describe(*operation), {}};
+    for (auto member : s.roster.members)
+      if (!contributed(instance, member)) awaited.missing.push_back(s.group->members[member]);
+    found.push_back(std::move(awaited));
+  }
+  return found;
+}
 
 std::string CollectiveEngine::why_hopeless(int rank, const Operation& operation) const {
   const auto& lost = fabric_.lost();
@@ -95,16 +129,16 @@ std::string CollectiveEngine::why_hopeless(int rank, const Operation& operation)
   const Instance& instance = s.instances.at(operation.number);
   if (instance.ready) return {};
   auto sentence = [&](const std::string& whom) {
-    return "rank " + std::to_string(rank) + " waits in " + kind_name(static_cast<uint8_t>(operation.descriptor.kind)) +
-           " (number " + std::to_string(operation.number) + " of communicator " + s.id.text() + ") for " + whom;
+    return "rank " + std::to_string(rank) + " waits in " + describe(operation) + " for " + whom;
   };
   auto lost_proxy = [&](int proxy) { return sentence("a rank whose device proxy is lost: " + lost.at(proxy)); };
   for (auto member : s.roster.members) {
-    auto contribution = instance.contributions.find(member);
-    if (contribution != instance.contributions.end() && contribution->second.complete()) continue;
+    if (contributed(instance, member)) continue;
     if (int proxy = s.roster.proxy_of.at(member); lost.count(proxy)) return lost_proxy(proxy);
-    if (int other = s.group->members[member]; departed_.count(other))
-      return sentence("rank " + std::to_string(other) + ", which has ended without it");
+    int other = s.group->members[member];
+    if (auto left = departed_.find(other); left != departed_.end())
+      return sentence("rank " + std::to_string(other) + ", which has ended without it" +
+                      (left->second.empty() ? "" : ": " + left->second));
   }
   if (!is_chunked(operation.descriptor, s.roster)) return {};
   for (uint32_t owner = 0; owner < s.roster.proxies.size(); ++owner)

@@ -24,16 +24,16 @@ T larger(T a, T b) {
 }
 
 template <class T>
-void reduce_as(ReduceOp op, std::byte* acc, const std::byte* other, size_t n) {
+void reduce_as(ReduceOp op, std::byte* out, const std::byte* left, const std::byte* right, size_t n) {
   // Integers wrap around: their sums are made unsigned, where that is defined.
   using Wrap = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::type_identity<T>>::type;
   auto each = [&](auto combine) {
     for (size_t i = 0; i < n; ++i) {
       T a, b;
-      std::memcpy(&a, acc + i * sizeof(T), sizeof(T));
-      std::memcpy(&b, other + i * sizeof(T), sizeof(T));
+      std::memcpy(&a, left + i * sizeof(T), sizeof(T));
+      std::memcpy(&b, right + i * sizeof(T), sizeof(T));
       T c = static_cast<T>(combine(a, b));
-      std::memcpy(acc + i * sizeof(T), &c, sizeof(T));
+      std::memcpy(out + i * sizeof(T), &c, sizeof(T));
     }
   };
   switch (op) {
@@ -59,11 +59,11 @@ void reduce_as(ReduceOp op, std::byte* acc, const std::byte* other, size_t n) {
                         "this reduction is not defined for floating point numbers: use an integer tensor");
 }
 
-void reduce_bool(ReduceOp op, std::byte* acc, const std::byte* other, size_t n) {
+void reduce_bool(ReduceOp op, std::byte* out, const std::byte* left, const std::byte* right, size_t n) {
   bool both = op == ReduceOp::Product || op == ReduceOp::Min || op == ReduceOp::BAnd;
   for (size_t i = 0; i < n; ++i) {
-    bool a = acc[i] != std::byte{0}, b = other[i] != std::byte{0};
-    acc[i] = static_cast<std::byte>(op == ReduceOp::BXor ? a != b : both ? a && b : a || b);
+    bool a = left[i] != std::byte{0}, b = right[i] != std::byte{0};
+    out[i] = static_cast<std::byte>(op == ReduceOp::BXor ? a != b : both ? a && b : a || b);
   }
 }
 
@@ -84,20 +84,21 @@ void scale_as(std::byte* data, size_t n, uint64_t divisor) {
 
 }  // namespace
 
-void default_reduce(uint8_t dtype, ReduceOp op, std::byte* acc, const std::byte* other, size_t n) {
+void default_reduce(uint8_t dtype, ReduceOp op, std::byte* out, const std::byte* left, const std::byte* right,
+                    size_t n) {
   switch (dtype) {
     case 0:
-      return reduce_as<uint8_t>(op, acc, other, n);
+      return reduce_as<uint8_t>(op, out, left, right, n);
     case 3:
-      return reduce_as<int32_t>(op, acc, other, n);
+      return reduce_as<int32_t>(op, out, left, right, n);
     case 4:
-      return reduce_as<int64_t>(op, acc, other, n);
+      return reduce_as<int64_t>(op, out, left, right, n);
     case 6:
-      return reduce_as<float>(op, acc, other, n);
+      return reduce_as<float>(op, out, left, right, n);
     case 7:
-      return reduce_as<double>(op, acc, other, n);
+      return reduce_as<double>(op, out, left, right, n);
     case 11:
-      return reduce_bool(op, acc, other, n);
+      return reduce_bool(op, out, left, right, n);
     default:
       unknown(dtype);
   }

@@ -78,6 +78,7 @@ class Fabric::Watcher {
 struct Fabric::Peer {
   int index;
   std::unique_ptr<Stream> stream;
+  bool shares_memory = false;
 
   struct Outgoing {
     FrameHeader header;
@@ -119,6 +120,7 @@ void Fabric::add(int peer, std::unique_ptr<Stream> stream) {
 void Fabric::add_shm_peer(int peer, int fd, bool first_half) {
   require_new(peer);  // first: attaching marks the segment
   add(peer, std::make_unique<ShmStream>(self_, peer, fd, first_half));
+  peers_.at(peer)->shares_memory = true;
 }
 
 void Fabric::add_tcp_peer(int peer, int connected_fd) {
@@ -137,12 +139,35 @@ void Fabric::add_memory_peer(int peer, std::shared_ptr<MemoryLink> link, int sid
   add(peer, std::make_unique<MemoryStream>(std::move(link), side));
 }
 
+void Fabric::add_board(int fd, const std::vector<int>& proxies) {
+  auto own = std::find(proxies.begin(), proxies.end(), self_);
+  board_ =
+      std::make_shared<Board>(fd, static_cast<uint32_t>(own - proxies.begin()), static_cast<uint32_t>(proxies.size()));
+  for (uint32_t slot = 0; slot < proxies.size(); ++slot)
+    if (auto peer = peers_.find(proxies[slot]); peer != peers_.end() && peer->second->shares_memory)
+      board_slots_[proxies[slot]] = slot;
+}
+
+std::shared_ptr<Buffer> Fabric::allocate(size_t bytes) {
+  if (!board_slots_.empty() && bytes >= Board::kLeastBytes)
+    if (auto buffer = board_->allocate(bytes)) return buffer;
+  return Buffer::allocate(bytes);
+}
+
 void Fabric::send(int peer, FrameHeader header, Slice payload) {
   auto found = peers_.find(peer);
   if (found == peers_.end())
     throw FabricError("fabric_peer", peer, name(self_) + ": " + name(peer) + " is not connected");
   if (lost_.count(peer)) return;
   header.length = payload.size();
+  if (payload.size() >= Board::kLeastBytes && board_slots_.count(peer))
+    if (auto place = board_->place_of(payload)) {
+      board_->count_in(place->block);
+      header.block = place->block + 1;
+      header.place = place->offset;
+      bytes_sent_ += payload.size();
+      payload = Slice();  // the peer is counted in: the block stays
+    }
   header.check = frame_check(header);
   found->second->queue.push_back({header, std::move(payload)});
 }
@@ -269,6 +294,16 @@ bool Fabric::pump_in(Peer& peer, const Handler& handler) {
           header.type != static_cast<uint8_t>(FrameType::Control))
         bad("unknown type " + std::to_string(header.type));
       if (header.length > kMaxPayload) bad("length " + std::to_string(header.length));
+      if (header.block) {
+        std::optional<Slice> payload;
+        if (auto slot = board_slots_.find(peer.index); slot != board_slots_.end())
+          payload = board_->read(slot->second, {header.block - 1, header.place}, header.length);
+        if (!payload) bad("a payload that is not in its sender's shared memory");
+        peer.in_begin += sizeof header;
+        bytes_received_ += header.length;
+        handler(peer.index, Frame{header, std::move(*payload)});
+        continue;
+      }
       try {
         peer.payload = Buffer::allocate(header.length);
       } catch (const std::bad_alloc&) {

@@ -25,6 +25,7 @@
 #include <thread>
 #include <vector>
 
+#include "board.hpp"
 #include "buffer.hpp"
 
 namespace ergo {
@@ -45,7 +46,7 @@ class FabricError : public std::runtime_error {
 };
 
 inline constexpr uint32_t kFrameMagic = 0x4D415246;  // "FRAM"
-inline constexpr uint16_t kFabricVersion = 1;
+inline constexpr uint16_t kFabricVersion = 2;
 inline constexpr uint64_t kMaxPayload = uint64_t{1} << 36;
 
 enum class FrameType : uint8_t { Collective = 1, Control = 2 };
@@ -65,13 +66,17 @@ struct FrameHeader {
   uint32_t parts = 0;   // how many frames make up this contribution to this proxy
   uint32_t root = 0;
   uint8_t kind = 0, op = 0;  // CollectiveKind, ReduceOp
-  uint8_t reserved[6] = {};
+  uint8_t dtype = 0;         // of the contributor's first tensor, and
+  uint8_t reserved = 0;
+  uint32_t block = 0;      // 1 + the block of the sender's region that holds the payload; 0: it follows
+  uint64_t place = 0;      // of such a payload in that region
+  uint64_t bytes = 0;      // of all tensors of the contributor: what a sentence about it says
   uint64_t signature = 0;  // hash of what all members must agree on
   uint64_t offset = 0;     // of the payload in the packed input, bytes
-  uint64_t length = 0;     // payload bytes that follow
+  uint64_t length = 0;     // payload bytes
   uint64_t check = 0;      // frame_check of all before
 };
-static_assert(sizeof(FrameHeader) == 88);
+static_assert(sizeof(FrameHeader) == 104);
 uint64_t frame_check(const FrameHeader& header);
 
 struct Frame {
@@ -132,10 +137,16 @@ class Fabric {
   // Takes the connected, handshaken socket (closes it in the end).
   void add_tcp_peer(int peer, int connected_fd);
   void add_memory_peer(int peer, std::shared_ptr<MemoryLink> link, int side);
+  // Memory shared with the proxies of this node, `proxies` in the order of their slots, this one among them. Between
+  // those of them that are shm peers, large payloads of allocate() are not copied. Throws FabricError.
+  void add_board(int fd, const std::vector<int>& proxies);
   // Listens, connects, retries and shakes hands with all of them until the deadline, then adds them. The
   // token is the job's secret: both sides prove it, compared in constant time. Strangers are dropped.
   // Throws FabricError naming the peers that are missing.
   void connect_tcp_peers(const std::vector<TcpPeer>& peers, std::string_view token, Deadline deadline);
+
+  // A buffer whose slices are worth sending: on the board where there is one.
+  std::shared_ptr<Buffer> allocate(size_t bytes);
 
   // Queues a frame. Sending to a lost peer does nothing: its loss has been or will be reported by pump.
   void send(int peer, FrameHeader header, Slice payload);
@@ -178,7 +189,9 @@ class Fabric {
   std::unique_ptr<std::atomic<uint32_t>> doorbell_;
   std::map<int, std::unique_ptr<Peer>> peers_;
   std::map<int, std::string> lost_;
-  std::unique_ptr<Watcher> watcher_;  // the epoll thread, only with TCP peers
+  std::shared_ptr<Board> board_;
+  std::map<int, uint32_t> board_slots_;  // of the shm peers
+  std::unique_ptr<Watcher> watcher_;     // the epoll thread, only with TCP peers
   uint64_t bytes_sent_ = 0, bytes_received_ = 0;
 };
 

@@ -21,7 +21,8 @@ Proxy::Proxy(const std::string& device_kind, uint64_t build)
       process_(*backend_),
       executor_(*backend_, process_),
       collectives_(*backend_, executor_.keys()),
-      store_(collectives_,
+      standstill_(collectives_),
+      store_(collectives_, standstill_,
              [this](uint32_t rank, std::string reply) { server(rank).deliver_store_reply(std::move(reply)); }),
       departures_(collectives_) {}
 
@@ -29,14 +30,22 @@ Proxy::~Proxy() { commands_.close(); }
 
 void Proxy::serve() {
   auto idle_since = Clock::now();
+  auto looked = idle_since;
   while (!ended_) {
-    if (turn()) {
-      idle_since = Clock::now();
+    const bool progress = turn();
+    const auto now = Clock::now();
+    if (now - looked > kLongestSleep) {
+      notice_lost_peers();
+      looked = now;
+    }
+    if (progress) {
+      idle_since = now;
       continue;
     }
     settle_stop();
-    if (Clock::now() - idle_since < kSpin) continue;
+    if (now - idle_since < kSpin) continue;
     notice_lost_peers();
+    looked = now;
     sleep();
   }
   commands_.close();
@@ -66,7 +75,7 @@ bool Proxy::pump() {
   if (!collectives_.connected()) return false;
   try {
     return collectives_.engine().pump([this](int peer, Slice frame) {
-      if (!departures_.on_control(frame)) store_.on_control(peer, frame);
+      if (!departures_.on_control(frame) && !standstill_.on_control(peer, frame)) store_.on_control(peer, frame);
     });
   } catch (const FabricError& e) {
     for (auto& [rank, server] : servers_)
@@ -93,8 +102,11 @@ void Proxy::sleep() {
 void Proxy::notice_lost_peers() {
   // While stopped, peers may have been ended on purpose: a move kills all proxies of a job one by one.
   if (!running_ || stop_ != Stop::None || !collectives_.connected()) return;
+  standstill_.notice(servers_);
+  // Who waits in a circle says so: told of a rank of it that has ended meanwhile, it would say less.
+  std::map<int, std::string> hopeless = standstill_.circles();
   departures_.notice(servers_);
-  std::map<int, std::string> hopeless = collectives_.engine().hopeless();
+  hopeless.merge(collectives_.engine().hopeless());
   for (auto& [rank, server] : servers_) {
     bool needs_store =
         server->awaits_store() && collectives_.fabric().lost().contains(collectives_.rank_to_proxy().at(0));
@@ -141,6 +153,7 @@ void Proxy::connect(FabricSpec spec, Clock::time_point deadline) {
           throw ControlError("device-proxy.request", "the fabric needs the index of a proxy for every rank of the job");
         auto fabric = std::make_unique<Fabric>(spec.self);
         for (const SharedPeer& peer : spec.shared) fabric->add_shm_peer(peer.index, peer.fd, spec.self < peer.index);
+        if (spec.board_fd >= 0) fabric->add_board(spec.board_fd, spec.board);
         if (!spec.tcp.empty()) fabric->connect_tcp_peers(spec.tcp, spec.token, deadline);
         collectives_.connect(std::move(fabric), spec.rank_to_proxy);
       },

@@ -25,6 +25,8 @@ struct FabricSpec {
   std::vector<int> rank_to_proxy;
   std::string token;
   std::vector<SharedPeer> shared;
+  int board_fd = -1;       // memory of all proxies of this node, none: -1; stays the caller's
+  std::vector<int> board;  // their indices, in the order of their slots
   std::vector<TcpPeer> tcp;
 };
 
@@ -95,6 +97,7 @@ class Proxy {
   ProcessState process_;
   Executor executor_;
   CollectiveBridge collectives_;
+  Standstill standstill_;
   StoreService store_;
   Departures departures_;
   std::map<uint32_t, std::unique_ptr<RankServer>> servers_;

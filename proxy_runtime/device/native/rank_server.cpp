@@ -10,6 +10,8 @@ namespace ergo::device {
 namespace {
 
 constexpr size_t kMarks = 1 << 20;
+// From then on a queue that waits is looked at.
+constexpr auto kStands = std::chrono::seconds(1);
 
 void require_range(uint64_t offset, uint64_t length, uint64_t size, const char* what) {
   TORCH_CHECK(offset <= size && length <= size - offset, "ergosphere: a ", what, " of ", length, " bytes at ", offset,
@@ -42,6 +44,55 @@ bool RankServer::departed() {
   // Another process may use a shared ring next; and whoever starts a tree's ranks looks after them.
   if (shared_ || ring_.header().rank_leaving.load() == 0) return false;
   return ring_.has_message() ? blocked_ && !awaits_store_ && !ring_.holds(Message::Collective) : true;
+}
+
+uint64_t RankServer::standing_at() const {
+  const bool stands = blocked_ && !awaits_store_ && !finished() && stands_at_ == state_.messages + 1;
+  return stands && std::chrono::steady_clock::now() - stands_since_ >= kStands ? stands_at_ : 0;
+}
+
+std::set<uint64_t> RankServer::awaited() {
+  std::set<uint64_t> tickets;
+  std::optional<MessageView> message = ring_.peek();
+  if (!message) return tickets;
+  std::set<const PhysicalStorage*> touched;
+  auto touch = [&](const uint64_t* handles, size_t n) {
+    for (size_t i = 0; i < n; i++)
+      if (state_.storages.is_pending(handles[i])) touched.insert(state_.storages.find(handles[i]).get());
+  };
+  bool all = false;
+  switch (WordReader body = message->body; message->type) {
+    case Message::Read:
+    case Message::Pull:
+    case Message::Write:
+    case Message::Resize:
+      touch(body.words(1), 1);
+      break;
+    case Message::Exec: {
+      ExecBody exec(body);
+      touch(exec.handles, exec.n_handles);
+      break;
+    }
+    case Message::Define: {
+      DefineBody define(body);
+      touch(define.handles, define.n_handles);
+      break;
+    }
+    case Message::Collective: {
+      CollectiveCall call = CollectiveCall::parse(body);
+      for (const auto* refs : {&call.inputs, &call.outputs})
+        for (const TensorRef& ref : *refs) touch(&ref.handle, 1);
+      break;
+    }
+    default:
+      all = true;
+  }
+  for (const auto& [ticket, pending] : state_.pending)
+    if (all || (pending.writes && std::ranges::any_of(pending.storages, [&](const PhysicalPtr& storage) {
+                  return touched.contains(storage.get());
+                })))
+      tickets.insert(ticket);
+  return tickets;
 }
 
 // What a process that is gone has left unexecuted, as a driver drops the launches of one that was killed.
@@ -84,6 +135,10 @@ bool RankServer::step() {
       if (handle(*message) == Outcome::Waits) {
         blocked_ = true;
         blocked_at_ = state_.completions;
+        if (stands_at_ != state_.messages + 1) {
+          stands_at_ = state_.messages + 1;
+          stands_since_ = std::chrono::steady_clock::now();
+        }
         return false;
       }
     } catch (...) {

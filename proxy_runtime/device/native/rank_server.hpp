@@ -1,8 +1,10 @@
 // Executes one rank's messages, one at a time, in order.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "collective_bridge.hpp"
@@ -54,6 +56,10 @@ class RankServer {
   bool departed();
   // A shared ring that no process has: nothing will come until one claims it.
   bool idle() const { return shared_ && shared_words(ring_.header()).claimant.load() == 0; }
+  // The number of the message at which its queue has waited for collectives for a second or more; 0: it has not.
+  uint64_t standing_at() const;
+  // The collectives that the message waits for, by ticket.
+  std::set<uint64_t> awaited();
   const std::string& failure() const { return failure_; }
   uint64_t step_done() const { return ring_.header().step_done.load(std::memory_order_relaxed); }
   RankState& state() { return state_; }
@@ -86,6 +92,8 @@ class RankServer {
   bool exited_ = false, failed_ = false;
   bool blocked_ = false, awaits_store_ = false;
   uint64_t blocked_at_ = 0;  // state_.completions when it blocked
+  uint64_t stands_at_ = 0;   // the message at which it did, from 1
+  std::chrono::steady_clock::time_point stands_since_;
   std::optional<std::string> store_reply_;
   std::string failure_;
   std::string running_;  // the operator whose failure is being reported

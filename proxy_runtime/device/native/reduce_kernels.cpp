@@ -1,9 +1,13 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/bitwise_and.h>
+#include <ATen/ops/bitwise_or.h>
+#include <ATen/ops/bitwise_xor.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/mul.h>
 
 #include "collective_bridge.hpp"
 
@@ -18,31 +22,31 @@ at::Tensor over(uint8_t dtype, const std::byte* data, size_t n) {
 }  // namespace
 
 ReduceFn aten_reduce() {
-  return [](uint8_t dtype, ReduceOp op, std::byte* acc, const std::byte* other, size_t n) {
+  return [](uint8_t dtype, ReduceOp op, std::byte* out, const std::byte* left, const std::byte* right, size_t n) {
     at::NoGradGuard no_grad;
-    at::Tensor a = over(dtype, acc, n), b = over(dtype, other, n);
+    at::Tensor to = over(dtype, out, n), a = over(dtype, left, n), b = over(dtype, right, n);
     switch (op) {
       case ReduceOp::Sum:
       case ReduceOp::Avg:
-        a.add_(b);
+        at::add_out(to, a, b);
         return;
       case ReduceOp::Product:
-        a.mul_(b);
+        at::mul_out(to, a, b);
         return;
       case ReduceOp::Min:
-        at::minimum_out(a, a, b);
+        at::minimum_out(to, a, b);
         return;
       case ReduceOp::Max:
-        at::maximum_out(a, a, b);
+        at::maximum_out(to, a, b);
         return;
       case ReduceOp::BAnd:
-        a.bitwise_and_(b);
+        at::bitwise_and_out(to, a, b);
         return;
       case ReduceOp::BOr:
-        a.bitwise_or_(b);
+        at::bitwise_or_out(to, a, b);
         return;
       case ReduceOp::BXor:
-        a.bitwise_xor_(b);
+        at::bitwise_xor_out(to, a, b);
         return;
     }
   };

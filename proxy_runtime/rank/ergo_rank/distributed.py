@@ -30,6 +30,7 @@ def install(tree: Tree | None = None) -> None:
     """Registers the backend and the rendezvous handlers, if this torch has torch.distributed."""
     if not dist.is_available():
         return
+    _refuse_rpc()
     make = _make_backend if tree is None else _make_tree_backend
     backend = dist.distributed_c10d.Backend
     # A name that has a plugin already is not looked up among torch's own.
@@ -69,6 +70,21 @@ def _barrier_on_own_device() -> None:
         return barrier(self, *args, **kwargs)
 
     dist.ProcessGroup.barrier = on_own_device  # type: ignore[method-assign]
+
+
+def _refuse_rpc() -> None:
+    """An RPC agent opens sockets between ranks, which no cut can take along."""
+    rpc = importlib.import_module("torch.distributed.rpc")
+    if not rpc.is_available():
+        return
+
+    def init_rpc(name: str, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"torch.distributed.rpc.init_rpc({name!r}) is not possible on Ergosphere: it joins ranks by sockets, and a "
+            "job with them could be neither checkpointed nor moved. Use torch.distributed's collectives or send/recv."
+        )
+
+    rpc.init_rpc = init_rpc  # type: ignore[attr-defined]
 
 
 def _make_backend(name: str) -> Any:

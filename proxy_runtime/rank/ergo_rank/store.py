@@ -16,8 +16,10 @@ from ergo_rank import _interposer
 
 __all__ = ["DEFAULT_TIMEOUT", "OPERATIONS", "ChannelStore", "ChannelTCPStore", "fresh_prefix"]
 
-# Operations, in the order of StoreOp (channel/wire.hpp).
-_SET, _GET, _ADD, _CHECK, _COMPARE_SET, _DELETE, _NUM_KEYS, _APPEND = range(8)
+# Operations, in the order of StoreOp (channel/wire.hpp), and kStoreAwait (device/native/store_service.hpp).
+_SET, _GET, _ADD, _CHECK, _COMPARE_SET, _DELETE, _NUM_KEYS, _APPEND, _AWAIT = range(9)
+# A key that is set at all is usually set by then; after it the store is told that this rank does nothing but wait.
+_PATIENCE_S = 1.0
 
 _FIRST_PAUSE_S = 0.0001
 _LONGEST_PAUSE_S = 0.01
@@ -72,10 +74,12 @@ class ChannelStore(Store):
         return all(_number(self._request(_CHECK, key)[1]) != 0 for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
-        """Raises dist.DistStoreError if a key does not appear in time."""
+        """Raises dist.DistStoreError if a key does not appear in time, or if nobody is left to set it."""
         limit = (self._limit if timeout is None else timeout).total_seconds()
         waited, pause, missing = 0.0, _FIRST_PAUSE_S, list(keys)
         while missing := [key for key in missing if not self.check([key])]:
+            if waited >= _PATIENCE_S:
+                self._require_somebody(missing[0])
             if waited >= limit:
                 raise dist.DistStoreError(f"Waited {limit:g} s for {', '.join(missing)}: not all ranks have come.")
             # Time counts while the rank runs: one that is frozen, moved and thawed has not been waiting.
@@ -83,6 +87,11 @@ class ChannelStore(Store):
             time.sleep(pause)
             waited += min(time.monotonic() - before, 10 * pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _require_somebody(self, key: str) -> None:
+        reply = self._request(_AWAIT, key)[1]
+        if _number(reply) == 2:
+            raise dist.DistStoreError(reply[8:].decode(errors="replace") + ".")
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         old, new = _bytes(expected), _bytes(desired)
@@ -196,6 +205,7 @@ OPERATIONS: dict[int, Callable[[Keys, bytes, bytes, int], tuple[bool, bytes]]] =
     _GET: _local_get,
     _ADD: _local_add,
     _CHECK: lambda keys, key, value, number: (True, _packed(keys.read(key) is not None)),
+    _AWAIT: lambda keys, key, value, number: (True, _packed(keys.read(key) is not None)),
     _COMPARE_SET: _local_compare_set,
     _DELETE: lambda keys, key, value, number: (True, _packed(keys.remove(key))),
     _NUM_KEYS: lambda keys, key, value, number: (True, _packed(keys.count())),

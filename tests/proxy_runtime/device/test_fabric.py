@@ -99,7 +99,7 @@ def good_frames(native: ModuleType) -> bytes:
 
 def test_damaged_frames_are_errors_that_name_the_peer(native: ModuleType) -> None:
     frame = good_frames(native)
-    assert len(frame) == 88
+    assert len(frame) == 104
     for position in range(len(frame)):
         damaged = bytearray(frame)
         damaged[position] ^= 0x10
@@ -133,10 +133,10 @@ def test_a_contribution_that_comes_twice_or_too_late_is_an_error(native: ModuleT
 
 
 def test_a_stream_that_ends_inside_a_frame_is_a_lost_peer(native: ModuleType) -> None:
-    for length in (0, 5, 88 + 10):
+    for length in (0, 5, 104 + 10):
         (engine, fabric), peer = raw_peer(native)
         frame = good_frames(native)
-        if length > 88:
+        if length > 104:
             sender = native.Fabric(1)
             ours, theirs = socket.socketpair()
             sender.add_tcp_peer(0, ours.detach())
@@ -275,4 +275,4 @@ def test_another_version_with_the_right_token_is_said(native: ModuleType) -> Non
     peer.sendall(hello)
     listener.join()
     peer.close()
-    assert "proxy 1 speaks fabric version 9, this build speaks 1" in found[0]
+    assert "proxy 1 speaks fabric version 9, this build speaks 2" in found[0]

@@ -28,7 +28,8 @@ def main() -> None:
         try:
             if spec["shared"]:
                 shared = [tuple(pair) for pair in spec["shared"]]
-                proxy.connect(spec["self"], spec["table"], "token", shared, [], DEADLINE_S)
+                everybody = list(range(max(spec["table"]) + 1))
+                proxy.connect(spec["self"], spec["table"], "token", shared, [], DEADLINE_S, spec["board"], everybody)
             for rank, descriptor in spec["rings"]:
                 proxy.attach(rank, descriptor, DEADLINE_S)
             proxy.run(DEADLINE_S)

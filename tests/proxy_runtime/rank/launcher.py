@@ -143,13 +143,17 @@ class Launcher:
         ranks = len(rings)
         table = [rank * devices // ranks for rank in range(ranks)]
         segments: dict[tuple[int, int], int] = {}
+        board = -1
         if devices > 1:
             program = (
                 f"import sys, torch; sys.path.insert(0, {str(self.device_dir)!r}); import _ergo_device; "
-                "print(_ergo_device.shm_segment_bytes(1 << 20))"
+                "print(_ergo_device.shm_segment_bytes(1 << 20), _ergo_device.BOARD_REGION_BYTES)"
             )
             asked = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-            size = int(asked.stdout)
+            size, region = map(int, asked.stdout.split())
+            board = os.memfd_create("board")
+            stack.callback(os.close, board)
+            os.ftruncate(board, region * devices)
             for pair in combinations(range(devices), 2):
                 segments[pair] = os.memfd_create("segment")
                 stack.callback(os.close, segments[pair])
@@ -158,14 +162,14 @@ class Launcher:
         for index in range(devices):
             shared = [(b if a == index else a, fd) for (a, b), fd in segments.items() if index in (a, b)]
             mine = [(rank, rings[rank]) for rank in range(ranks) if table[rank] == index]
-            spec = {"self": index, "table": table, "rings": mine, "shared": shared}
+            spec = {"self": index, "table": table, "rings": mine, "shared": shared, "board": board}
             proxy = subprocess.Popen(
                 [sys.executable, str(HERE / "device_process.py"), str(self.device_dir), json.dumps(spec)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                pass_fds=[fd for _, fd in mine] + [fd for _, fd in shared],
+                pass_fds=[fd for _, fd in mine] + [fd for _, fd in shared] + [board] * (devices > 1),
             )
             stack.callback(_end, proxy)
             proxies.append(proxy)

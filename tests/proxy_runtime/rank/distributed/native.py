@@ -14,17 +14,19 @@ from proxy_runtime.shim.spec import rank_variables
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
+_given = [20_000 + os.getpid() % 10_000]
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports, one after another, none of which is in use now."""
-    for first in range(20_000 + os.getpid() % 10_000, 60_000, count):
+    """The first of `count` ports, one after another, none of which is in use now or has been given to another."""
+    for first in range(_given[-1], 60_000, count):
         try:
             for port in range(first, first + count):
                 with socket.socket() as probe:
                     probe.bind(("127.0.0.1", port))
         except OSError:
             continue
+        _given.append(first + count)
         return first
     raise RuntimeError("no free ports")
 

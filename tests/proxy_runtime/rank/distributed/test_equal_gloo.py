@@ -27,9 +27,10 @@ def compare(launcher: Launcher, name: str, scratch: Path, ranks: int, devices: i
     launcher.deadline_s = 300.0
     script = SCRIPTS / f"{name}.py"
     native = lines(run_native(script, *arguments("native"), ranks=ranks))
-    ours = lines(launcher.run(script, *arguments("ours"), ranks=ranks, devices=devices))
+    results = launcher.run(script, *arguments("ours"), ranks=ranks, devices=devices)
+    ours = lines(results)
     raised = [line for rank in ours for line in rank if " raised " in line]
-    assert not raised
+    assert not raised, results[0].err[-3000:]
     assert ours == native
 
 

@@ -28,6 +28,16 @@ if rank == 0:
         raise ValueError("of the script")
     if how == "broadcast":
         dist.broadcast(numbers, 0)
+    if how == "recv":
+        dist.recv(numbers, 1)
+    if how == "broadcast_size":
+        dist.broadcast(numbers, 0)
+    if how == "recv_size":
+        dist.send(numbers, 1)
+    if how == "gather_size":
+        dist.all_gather([torch.ones(10, device="cuda") for _ in range(2)], numbers)
+    if how == "store":
+        sys.exit(0)
     if how == "size":
         dist.all_reduce(torch.ones(4, device="cuda"))
     torch.cuda.synchronize()
@@ -35,6 +45,17 @@ elif how.endswith("pending_work"):
     received = torch.ones(3, device="cuda")
     dist.recv(received, 0)
     torch.cuda.synchronize()
+elif how == "broadcast_size":
+    dist.broadcast(torch.ones(4, device="cuda"), 0)
+    torch.cuda.synchronize()
+elif how == "recv_size":
+    dist.recv(torch.ones(4, device="cuda"), 0)
+    torch.cuda.synchronize()
+elif how == "gather_size":
+    dist.all_gather([torch.ones(40, device="cuda") for _ in range(2)], torch.ones(40, device="cuda"))
+    torch.cuda.synchronize()
+elif how == "store":
+    dist.distributed_c10d._get_default_store().get("of rank 0")
 else:
     dist.all_reduce(numbers)
     torch.cuda.synchronize()

@@ -46,7 +46,8 @@ def parallel(mesh=MESH) -> nn.Module:
 
 
 def train(model: nn.Module) -> str:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    # On CUDA the optimizer would take its foreach form, which refuses DTensors beside plain tensors.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     loss = torch.zeros(())
     for step in range(3):
         optimizer.zero_grad()
