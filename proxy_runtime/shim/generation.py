@@ -221,8 +221,8 @@ class Generation:
         elif channel and rank.ring is not None:
             keep_fd = rank.ring.fd
             env["ERGO_CHANNEL"] = f"{keep_fd}:{self.build.rank_dir}:{spec.device_kind}"
-            if spec.device_memory:
-                env["ERGO_DEVICE_MEMORY"] = str(spec.device_memory)
+        if spec.device_memory:
+            env["ERGO_DEVICE_MEMORY"] = str(spec.device_memory)
         return ContainerSpec(
             argv=spec.argv,
             env=env,

@@ -58,7 +58,7 @@ class RunSpec:
         devices: number of devices of the whole job (the width), 1 to `world_size`.
         device_kind: torch device type that the proxies execute on.
         threads: threads per device proxy, constant for life (bits depend on it).
-        device_memory: bytes that a rank may have on its device; 0: as many as the device has.
+        device_memory: bytes that a rank, or each process of a tree, may have on its device; 0: as many as it has.
         network: `host` or `private`.
         transport: how proxies of this node reach each other, `shm` or `tcp`.
         checkpoint_dir: store of the job's checkpoints.

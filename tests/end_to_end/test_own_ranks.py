@@ -123,6 +123,33 @@ def test_devices_processes_and_forks(tmp_path: Path) -> None:
     assert outcome.result.code == 0 and "ALL GOOD" in outcome.logs[0], tails(outcome)
 
 
+LIMITED = """
+    import subprocess, sys
+    import torch
+
+    CHILD = "import torch; print(torch.cuda.get_device_properties(1).total_memory)"
+
+    def fails():
+        try:
+            torch.empty(65 << 20, dtype=torch.uint8, device="cuda")
+        except torch.cuda.OutOfMemoryError:
+            return True
+        return False
+
+    assert torch.cuda.mem_get_info()[1] == 64 << 20, torch.cuda.mem_get_info()
+    assert fails()
+    torch.empty(60 << 20, dtype=torch.uint8, device="cuda")
+    child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True)
+    assert child.stdout == f"{64 << 20}\\n", child
+    print("ALL GOOD", flush=True)
+"""
+
+
+def test_every_process_has_the_memory_that_the_job_gives_a_device(tmp_path: Path) -> None:
+    outcome = run(program(tmp_path, LIMITED), tmp_path / "job", device_memory=64 << 20)
+    assert outcome.result.code == 0 and "ALL GOOD" in outcome.logs[0], tails(outcome)
+
+
 LOADERS = """
     import torch
     from torch.utils.data import DataLoader, Dataset, TensorDataset

@@ -7,8 +7,8 @@ uses them (DDP without a hook, FSDP, DTensor, functional collectives) needs no c
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch._C._distributed_c10d import _create_work_from_future
 
 _Tensors = list[torch.Tensor]
 _kept: list[torch.library.Library] = []
-_threads: dict[str, ThreadPoolExecutor] = {}
 
 
 def _combine(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -87,8 +86,11 @@ class _Gather:
         return self._parts
 
 
-def _later(group: dist.ProcessGroup, run: Callable[[], None], results: _Tensors) -> Any:
-    """The handle of what a thread of the group's own does: a call never waits."""
+def _later(run: Callable[[], None], results: _Tensors) -> Any:
+    """The handle of what a thread does meanwhile: a call never waits.
+
+    A thread of its own for each, since what is chained to the future runs in it and may make the group's next call.
+    """
     future: torch.futures.Future[_Tensors] = torch.futures.Future()
 
     def job() -> None:
@@ -99,7 +101,7 @@ def _later(group: dist.ProcessGroup, run: Callable[[], None], results: _Tensors)
         except Exception as error:
             future.set_exception(error)
 
-    _threads.setdefault(group.group_name, ThreadPoolExecutor(1)).submit(job)
+    threading.Thread(target=job, daemon=True).start()
     return _create_work_from_future(future).boxed()
 
 
@@ -111,7 +113,7 @@ def _all_reduce(tensors: _Tensors, group: Any, op: Any, *_: Any) -> Any:
         for tensor, gather in zip(tensors, gathers, strict=True):
             tensor.detach().copy_(tree_reduce(gather.parts(), kind))
 
-    return tensors, _later(pg, run, tensors)
+    return tensors, _later(run, tensors)
 
 
 def _all_reduce_coalesced(tensors: _Tensors, group: Any, op: Any, *_: Any) -> Any:
@@ -128,7 +130,7 @@ def _reduce(tensors: _Tensors, group: Any, op: Any, root: int, *_: Any) -> Any:
             if pg.rank() == root:
                 tensor.detach().copy_(tree_reduce(parts, kind))
 
-    return _later(pg, run, tensors)
+    return _later(run, tensors)
 
 
 def _reduce_scatter(outputs: _Tensors, inputs: list[_Tensors], group: Any, op: Any, *_: Any) -> Any:
@@ -140,7 +142,7 @@ def _reduce_scatter(outputs: _Tensors, inputs: list[_Tensors], group: Any, op: A
             parts = [gather.parts() for gather in blocks]
             output.detach().copy_(tree_reduce(parts[pg.rank()], kind))
 
-    return outputs, _later(pg, run, outputs)
+    return outputs, _later(run, outputs)
 
 
 def _scatter_into(outputs: _Tensors, inputs: _Tensors, group: Any, op: Any) -> Any:
@@ -152,12 +154,12 @@ def _scatter_into(outputs: _Tensors, inputs: _Tensors, group: Any, op: Any) -> A
             parts = [part.view(pg.size(), -1)[pg.rank()] for part in gather.parts()]
             output.detach().copy_(tree_reduce(parts, kind).view_as(output))
 
-    return _later(pg, run, outputs)
+    return _later(run, outputs)
 
 
 def _reduce_scatter_base(output: torch.Tensor, input: torch.Tensor, group: Any, op: Any, *_: Any) -> Any:
     if not input.numel():
-        return output, _later(_group(group), lambda: None, [output])
+        return output, _later(lambda: None, [output])
     return output, _scatter_into([output], [input], group, op)
 
 

@@ -51,50 +51,6 @@ uint64_t RankServer::standing_at() const {
   return stands && std::chrono::steady_clock::now() - stands_since_ >= kStands ? stands_at_ : 0;
 }
 
-std::set<uint64_t> RankServer::awaited() {
-  std::set<uint64_t> tickets;
-  std::optional<MessageView> message = ring_.peek();
-  if (!message) return tickets;
-  std::set<const PhysicalStorage*> touched;
-  auto touch = [&](const uint64_t* handles, size_t n) {
-    for (size_t i = 0; i < n; i++)
-      if (state_.storages.is_pending(handles[i])) touched.insert(state_.storages.find(handles[i]).get());
-  };
-  bool all = false;
-  switch (WordReader body = message->body; message->type) {
-    case Message::Read:
-    case Message::Pull:
-    case Message::Write:
-    case Message::Resize:
-      touch(body.words(1), 1);
-      break;
-    case Message::Exec: {
-      ExecBody exec(body);
-      touch(exec.handles, exec.n_handles);
-      break;
-    }
-    case Message::Define: {
-      DefineBody define(body);
-      touch(define.handles, define.n_handles);
-      break;
-    }
-    case Message::Collective: {
-      CollectiveCall call = CollectiveCall::parse(body);
-      for (const auto* refs : {&call.inputs, &call.outputs})
-        for (const TensorRef& ref : *refs) touch(&ref.handle, 1);
-      break;
-    }
-    default:
-      all = true;
-  }
-  for (const auto& [ticket, pending] : state_.pending)
-    if (all || (pending.writes && std::ranges::any_of(pending.storages, [&](const PhysicalPtr& storage) {
-                  return touched.contains(storage.get());
-                })))
-      tickets.insert(ticket);
-  return tickets;
-}
-
 // What a process that is gone has left unexecuted, as a driver drops the launches of one that was killed.
 void RankServer::drop_left_behind() {
   if (!ring_.drop_to(shared_words(ring_.header()).dropped_to.load(std::memory_order_acquire))) return;

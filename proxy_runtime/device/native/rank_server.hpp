@@ -4,7 +4,6 @@
 #include <chrono>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "collective_bridge.hpp"
@@ -58,8 +57,6 @@ class RankServer {
   bool idle() const { return shared_ && shared_words(ring_.header()).claimant.load() == 0; }
   // The number of the message at which its queue has waited for collectives for a second or more; 0: it has not.
   uint64_t standing_at() const;
-  // The collectives that the message waits for, by ticket.
-  std::set<uint64_t> awaited();
   const std::string& failure() const { return failure_; }
   uint64_t step_done() const { return ring_.header().step_done.load(std::memory_order_relaxed); }
   RankState& state() { return state_; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "message_bodies.hpp"
 #include "store_service.hpp"
 
 namespace ergo::device {
@@ -22,6 +23,50 @@ SequenceId take_sequence(WordReader& words) {
   return id;
 }
 
+// The collectives that the message at the head of the queue waits for, by ticket.
+std::set<uint64_t> awaited_by(RankServer& server) {
+  RankState& state = server.state();
+  std::set<uint64_t> tickets;
+  std::optional<MessageView> message = server.ring().peek();
+  if (!message) return tickets;
+  std::set<const PhysicalStorage*> touched;
+  auto touch = [&](const uint64_t* handles, size_t n) {
+    for (size_t i = 0; i < n; i++)
+      if (state.storages.is_pending(handles[i])) touched.insert(state.storages.find(handles[i]).get());
+  };
+  bool all = false;
+  switch (WordReader body = message->body; message->type) {
+    case Message::Read:
+    case Message::Pull:
+    case Message::Write:
+    case Message::Resize:
+      touch(body.words(1), 1);
+      break;
+    case Message::Exec: {
+      ExecBody exec(body);
+      touch(exec.handles, exec.n_handles);
+      break;
+    }
+    case Message::Define: {
+      DefineBody define(body);
+      touch(define.handles, define.n_handles);
+      break;
+    }
+    case Message::Collective: {
+      CollectiveCall call = CollectiveCall::parse(body);
+      for (const auto* refs : {&call.inputs, &call.outputs})
+        for (const TensorRef& ref : *refs) touch(&ref.handle, 1);
+      break;
+    }
+    default:
+      all = true;
+  }
+  auto writes = [&](const PhysicalPtr& storage) { return touched.contains(storage.get()); };
+  for (const auto& [ticket, pending] : state.pending)
+    if (all || (pending.writes && std::ranges::any_of(pending.storages, writes))) tickets.insert(ticket);
+  return tickets;
+}
+
 std::string what_of(const std::vector<Awaited>& awaited) { return awaited.empty() ? "" : awaited.front().what; }
 
 }  // namespace
@@ -38,7 +83,7 @@ void Standstill::notice(const std::map<uint32_t, std::unique_ptr<RankServer>>& s
       standing_.erase(rank);
     }
     if (message == 0) continue;
-    Standing standing{message, collectives_.engine().awaited(rank, server->awaited()), {}};
+    Standing standing{message, collectives_.engine().awaited(rank, awaited_by(*server)), {}};
     for (const auto& [id, counts] : collectives_.engine().counts(rank))
       if (counts.contributed) standing.contributed[id] = counts.contributed;
     tell(kRankStands, rank, standing);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Mapping
 
 __all__ = [
     "Channel",
@@ -48,17 +49,21 @@ class Tree:
         slots: channels of each device.
         keeper: pid of the process that holds the channels.
         descriptors: of the channels there, by slot.
+        device_bytes: memory that the job gives each process on its device; 0: all that the device has.
         visible: which of the devices this process sees, by its own index.
     """
 
-    __slots__ = ("descriptors", "devices", "keeper", "kind", "slots", "visible")
+    __slots__ = ("descriptors", "device_bytes", "devices", "keeper", "kind", "slots", "visible")
 
-    def __init__(self, kind: str, devices: int, slots: int, keeper: int, descriptors: tuple[int, ...]) -> None:
+    def __init__(
+        self, kind: str, devices: int, slots: int, keeper: int, descriptors: tuple[int, ...], device_bytes: int = 0
+    ) -> None:
         self.kind = kind
         self.devices = devices
         self.slots = slots
         self.keeper = keeper
         self.descriptors = descriptors
+        self.device_bytes = device_bytes
         self.visible = tuple(range(devices))
 
 
@@ -69,7 +74,7 @@ tree: Tree | None = None
 def join_tree() -> None:
     """Reads ``ERGO_DEVICES=<kind>:<devices>:<slots>:<keeper>:<descriptors>:<rank_dir>``, which children inherit.
 
-    The stubs are loaded when torch is imported: most processes of a tree never do.
+    ``ERGO_DEVICE_MEMORY`` is read too if it is there; children inherit it as well. The stubs are loaded when torch is imported: most processes of a tree never do.
 
     Raises:
         RuntimeError: the variable is not usable; one sentence.
@@ -83,7 +88,7 @@ def join_tree() -> None:
     kind, rank_dir = fields[0], fields[5]
     devices, slots, keeper, *descriptors = (int(number) for number in numbers)
     os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    tree = Tree(kind, devices, slots, keeper, tuple(descriptors))
+    tree = Tree(kind, devices, slots, keeper, tuple(descriptors), _device_memory(os.environ))
     sys.meta_path.insert(0, _BeforeTorch(tree, rank_dir))
 
 
@@ -135,9 +140,8 @@ def take_channel() -> None:
     rank_dir, _, kind = rest.rpartition(":")
     if not number.isdigit() or not rank_dir or kind not in _KINDS:
         raise RuntimeError(f"ERGO_CHANNEL is {text!r}, not <descriptor>:<folder>:<cpu or cuda>.")
-    memory = os.environ.pop("ERGO_DEVICE_MEMORY", "0")
-    if not memory.isdigit():
-        raise RuntimeError(f"ERGO_DEVICE_MEMORY is {memory!r}, not a number of bytes.")
+    memory = _device_memory(os.environ)
+    os.environ.pop("ERGO_DEVICE_MEMORY", None)
     base = map_channel(int(number))
     _check_build(base, rank_dir)
     _preload_stubs(os.path.join(rank_dir, "stubs"))
@@ -146,7 +150,14 @@ def take_channel() -> None:
     lean.hide_bindings()
     # The device needs torch's entry point, whatever the job's environment says about other backends.
     os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    channel = Channel(base, kind, int(memory))
+    channel = Channel(base, kind, memory)
+
+
+def _device_memory(environment: Mapping[str, str]) -> int:
+    text = environment.get("ERGO_DEVICE_MEMORY", "0")
+    if not text.isdigit():
+        raise RuntimeError(f"ERGO_DEVICE_MEMORY is {text!r}, not a number of bytes.")
+    return int(text)
 
 
 def load_library() -> ctypes.CDLL:

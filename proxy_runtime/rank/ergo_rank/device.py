@@ -39,7 +39,7 @@ def install(channel: Channel | None, tree: Tree | None) -> None:
         from ergo_rank import slots
 
         assert tree is not None
-        _interposer.start(0, tree.kind, 0, slots.connector(tree))
+        _interposer.start(0, tree.kind, tree.device_bytes, slots.connector(tree))
         kind = tree.kind
         # As with NVML: asking how many there are initialises nothing, so that children may be forked afterwards.
         torch.cuda._device_count_nvml = lambda: len(tree.visible)

@@ -92,6 +92,8 @@ uint64_t device_memory() {
   return counters.total.load();
 }
 
+bool device_memory_known() { return counters.total.load() != 0; }
+
 void set_memory_fraction(double fraction) {
   device_memory();
   counters.fraction.store(fraction);

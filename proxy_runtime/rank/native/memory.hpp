@@ -24,6 +24,8 @@ void reset_accumulated_memory();
 // Bytes of the device, 0: what the device itself has, which is asked for at the first need.
 void set_device_memory(uint64_t bytes);
 uint64_t device_memory();
+// Whether it can be said without asking the device.
+bool device_memory_known();
 void set_memory_fraction(double fraction);
 double memory_fraction();
 

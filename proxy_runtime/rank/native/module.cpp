@@ -49,7 +49,7 @@ void synchronize_from_stub() {
 
 // cudaMemGetInfo, and the device's total memory in its properties.
 void memory_for_stub(size_t* available, size_t* total) {
-  if (!Channel::instance().open()) return;
+  if (!Channel::instance().open() && !device_memory_known()) return;
   try {
     *total = device_memory();
     const uint64_t used = memory_stats().allocated;

@@ -1,5 +1,6 @@
 #include "process_group.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <numeric>
@@ -88,6 +89,24 @@ class ProcessGroupErgo final : public GlooShaped {
   WorkPtr endCoalescing() override {
     coalescing_ = false;
     return done({}, OpType::COALESCED);
+  }
+  bool supportsSplitting() const override { return true; }
+  // `ranks` are of this group. All its members split it in the same order.
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& options) override {
+    const auto own = std::find(ranks.begin(), ranks.end(), getRank());
+    if (own == ranks.end()) return nullptr;
+    const uint64_t parent = id();
+    std::vector<int64_t> members;
+    uint64_t what = 0x73706C6974ull;
+    for (int rank : ranks) {
+      members.push_back(members_.at(rank));
+      what = (what ^ static_cast<uint64_t>(rank)) * 0x100000001B3ull + ranks.size();
+    }
+    auto child = c10::make_intrusive<ProcessGroupErgo>(name_, mixed(parent, what + ++splits_[ranks]),
+                                                       static_cast<int>(own - ranks.begin()), std::move(members));
+    if (options) child->setTimeout(options->timeout);
+    return child;
   }
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
@@ -302,12 +321,15 @@ class ProcessGroupErgo final : public GlooShaped {
   uint64_t derived(uint64_t what) {
     auto [entry, fresh] = derived_.try_emplace(what, 0);
     if (fresh) {
-      uint64_t mixed = (id() ^ what) * 0x9E3779B97F4A7C15ull;
-      mixed ^= mixed >> 32;
-      entry->second = mixed * 0xBF58476D1CE4E5B9ull + what;
+      entry->second = mixed(id(), what);
       announce(entry->second);
     }
     return entry->second;
+  }
+  static uint64_t mixed(uint64_t group, uint64_t what) {
+    uint64_t mixed = (group ^ what) * 0x9E3779B97F4A7C15ull;
+    mixed ^= mixed >> 32;
+    return mixed * 0xBF58476D1CE4E5B9ull + what;
   }
   uint64_t tagged(int tag, const Tensor& t) {
     return tag == 0 || t.device().type() == kDeviceType ? id() : derived(2 * static_cast<uint64_t>(tag) + 1);
@@ -342,6 +364,7 @@ class ProcessGroupErgo final : public GlooShaped {
   uint64_t id_;
   std::vector<int64_t> members_;
   std::map<uint64_t, uint64_t> derived_;  // communicators of tags and monitored barriers
+  std::map<std::vector<int>, uint64_t> splits_;
   uint64_t sequence_ = 0, monitored_barriers_ = 0;
   bool coalescing_ = false;
   HostResults results_;  // of the call that is being made, or of all that are coalesced
