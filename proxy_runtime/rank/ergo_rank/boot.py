@@ -74,7 +74,8 @@ tree: Tree | None = None
 def join_tree() -> None:
     """Reads ``ERGO_DEVICES=<kind>:<devices>:<slots>:<keeper>:<descriptors>:<rank_dir>``, which children inherit.
 
-    ``ERGO_DEVICE_MEMORY`` is read too if it is there; children inherit it as well. The stubs are loaded when torch is imported: most processes of a tree never do.
+    ``ERGO_DEVICE_MEMORY`` is read too if it is there; children inherit it as well. The stubs are
+    loaded when torch is imported: most processes of a tree never do.
 
     Raises:
         RuntimeError: the variable is not usable; one sentence.
