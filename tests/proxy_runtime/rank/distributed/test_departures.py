@@ -57,3 +57,8 @@ def test_who_waits_in_the_store_for_a_rank_that_has_ended_is_told(launcher: Laun
 def test_ranks_that_call_different_things_are_both_named(launcher: Launcher, how: str, kind: str) -> None:
     for result in launcher.run(SCRIPTS / "departing.py", how, ranks=2):
         assert result.code == 1 and re.search(_DISAGREE.format(kind), result.err), result.err
+
+
+def test_an_rpc_agent_is_refused(launcher: Launcher) -> None:
+    (result,) = launcher.run(SCRIPTS / "rpc.py", ranks=1)
+    assert result.code == 0 and result.out.count("init_rpc('worker') is not possible on Ergosphere") == 2, result
