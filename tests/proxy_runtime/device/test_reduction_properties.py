@@ -82,12 +82,15 @@ class Case:
         return [_values(DTYPES[self.dtype], n, generator) for n in self.tensors]
 
     def expected(self) -> list[list[bytes]] | None:
-        """What every member has afterwards; None: the dtype cannot be reduced so."""
+        """What every member has afterwards; None: the dtype cannot be reduced so. Of nothing it can."""
         given_by = [self.inputs(i) for i in range(len(self.members))]
         if self.kind is Kind.REDUCE_SCATTER:  # a block is a tensor of its own: an element's place in it decides bits
             given_by = [list(whole[0].chunk(len(self.members))) if self.sizes[0] else whole for whole in given_by]
         try:
-            whole = [tree_reduce(list(parts), REDUCTIONS[self.op]) for parts in zip(*given_by, strict=True)]
+            whole = [
+                tree_reduce(list(parts), REDUCTIONS[self.op]) if parts[0].numel() else parts[0]
+                for parts in zip(*given_by, strict=True)
+            ]
         except (RuntimeError, TypeError):
             return None
         if self.kind is Kind.ALL_REDUCE:
