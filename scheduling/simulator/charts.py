@@ -113,7 +113,7 @@ def drawings(policies: Sequence[Measures]) -> Iterator[Drawing]:
     )
     yield Drawing(
         "Latency of decisions",
-        "Processor time of a decision; so many of a hundred took at most so long.",
+        "So many of a hundred decisions took at most so long, by the clock of the wall.",
         chart(
             [
                 {"policy": one.policy, "share": share * 100, "us": value}
