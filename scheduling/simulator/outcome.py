@@ -62,8 +62,8 @@ class Outcome:
         busy_device_s: device-seconds that were given to jobs; `healthy_device_s` those that healthy nodes had.
         decisions: how many decisions were made; `decision_us` their times in microseconds, one for each round that
             decided something, divided by its decisions.
-        cpu_s: processor time of the whole run; `policy_cpu_s` of the policy's part, by the wall's clock: it is longer on a
-            machine that has other things to do, as are `decision_us`.
+        cpu_s: processor time of the whole run; `policy_cpu_s` that of the policy's rounds, by the wall's clock as
+            `decision_us`: longer on a machine that has other things to do.
         reasons: for the jobs still waiting at the end, what for.
     """
 
