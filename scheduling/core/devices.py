@@ -93,8 +93,11 @@ class Devices:
 
     # -- claims ---------------------------------------------------------------------------------------------------
 
-    def stake(self, job: Job, wanted: dict[Node, int], now: float) -> None:
-        """Claims devices: those that are free are held for the job, the others when they become free."""
+    def stake(self, job: Job, wanted: dict[Node, int], now: float, reserve_s: float = 0.0) -> None:
+        """Claims devices: those that are free are held for the job, the others when they become free.
+
+        `reserve_s`: for how long, where nobody is told to make way.
+        """
         self.drop_claim(job)
         if job.state is State.WAITING:
             self.waiting.park(job)
@@ -109,14 +112,17 @@ class Devices:
                 job.missing += count - here
         if job.missing == 0:
             self.whole.add(job)
-        self.timer(now + self.settings.hold_s, CLAIM, job.id)
+        job.claim_until, job.reserves = now + (reserve_s or self.settings.hold_s), reserve_s > 0
+        if job.reserves:
+            next(iter(wanted)).pool.reserver = job
+        self.timer(job.claim_until, CLAIM, job.id)
 
     def drop_claim(self, job: Job) -> None:
         """Devices that were held for a job are free for others."""
         if not job.claim:
             return
         self.whole.discard(job)
-        del self.claims[job.id]
+        self._unclaim(job)
         claim, job.claim, job.missing = job.claim, {}, 0
         for node, count in claim.items():
             held = count - node.owed.pop(job, 0)
@@ -128,12 +134,18 @@ class Devices:
     def redeem(self, job: Job) -> dict[Node, int]:
         """The devices of a complete claim: free, so that `give` can take them at once."""
         self.whole.discard(job)
-        del self.claims[job.id]
+        self._unclaim(job)
         claim, job.claim = job.claim, {}
         for node, count in claim.items():
             node.held -= count
             capacity.update(node, free=count)
         return claim
+
+    def _unclaim(self, job: Job) -> None:
+        del self.claims[job.id]
+        pool = next(iter(job.claim)).pool
+        if pool.reserver is job:
+            pool.reserver = None
 
     def drop_claims_on(self, node: Node) -> None:
         """Nobody waits for devices of a node any more."""

@@ -111,12 +111,13 @@ class Pool:
         capacity: devices of open nodes that are not leased: what promises are made of.
         devices: of all live nodes; `free` of them, `low` and `mid` as for nodes.
         hundredths: of devices, level times width summed over admitted jobs; `short`: devices that these lack.
+        reserver: the job for which what becomes free on some nodes is kept.
         gain: grows whenever somebody who failed before might now succeed.
     """
 
     __slots__ = (
         "by_free", "by_low", "by_mid", "by_order", "capacity", "devices", "free", "gain", "hundredths", "key", "low",
-        "mid", "nodes", "rack_by_order", "racks", "racks_by_empty", "short", "size", "sizes",
+        "mid", "nodes", "rack_by_order", "racks", "racks_by_empty", "reserver", "short", "size", "sizes",
     )  # fmt: skip
 
     def __init__(self, key: str) -> None:
@@ -134,6 +135,7 @@ class Pool:
         self.capacity = self.devices = self.free = self.low = self.mid = 0
         self.hundredths = 0
         self.short = 0
+        self.reserver: Job | None = None
         self.gain = 0
 
     @property
@@ -151,6 +153,8 @@ class Job:
         target: what it keeps when it has shrunk.
         claim: devices by node that are held for it, or owed to it by nodes where others are stopping.
         missing: how many of the claim are not free yet.
+        claim_until: when the claim is given up.
+        reserves: nobody was told to make way for the claim: what becomes free by itself is kept.
         admitted: since when its level is promised, out of the capacity of the pool `promised_in`.
         window_end: end of the hour that is counted now; `delivered` device-seconds in it.
         served: device-seconds since submission; `rate` devices deliver now, counted up to `at`.
@@ -163,10 +167,10 @@ class Job:
     """
 
     __slots__ = (
-        "admitted", "ask", "at", "below", "changed", "changes", "claim", "claimed_at", "delivered", "due", "given",
-        "holding", "hours", "id", "key", "missing", "not_before", "pool", "promised_in", "rank", "ranks", "rate",
-        "served", "stamp", "state", "target", "tenant", "ticket", "unit", "waits_since", "why", "width", "widths",
-        "window_end", "window_start",
+        "admitted", "ask", "at", "below", "changed", "changes", "claim", "claim_until", "claimed_at", "delivered",
+        "due", "given", "holding", "hours", "id", "key", "missing", "not_before", "pool", "promised_in", "rank",
+        "ranks", "rate", "reserves", "served", "stamp", "state", "target", "tenant", "ticket", "unit", "waits_since",
+        "why", "width", "widths", "window_end", "window_start",
     )  # fmt: skip
 
     def __init__(self, ask: Ask, tenant: Tenant) -> None:
@@ -185,6 +189,8 @@ class Job:
         self.target: dict[Node, int] | None = None
         self.claim: dict[Node, int] = {}
         self.claimed_at = 0.0
+        self.claim_until = 0.0
+        self.reserves = False
         self.missing = 0
         self.admitted: float | None = None
         self.window_start = self.window_end = 0.0

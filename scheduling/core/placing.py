@@ -50,6 +50,21 @@ def find_elsewhere(pool: Pool, job: Job, width: int) -> Places | None:
     return None if order is None else {pool.by_order[order]: width}
 
 
+def find_occupied(pool: Pool, width: int, unit: int) -> Places | None:
+    """Devices for a gang as if jobs below the levels had none, on the nodes where these have most; None: too few."""
+    found: Places = {}
+    names = pool.by_low.upwards(width, 1) if width <= pool.size and pool.by_low.first(width) else None
+    for order in names or pool.by_low.downwards(unit):
+        node = pool.by_order[order]
+        part = min(node.free + node.low, width) // unit * unit
+        if part:
+            found[node] = part
+            width -= part
+        if not width:
+            return found
+    return None
+
+
 def fits_empty(pool: Pool, width: int, unit: int) -> bool:
     """Whether a gang fits a pool on which nothing runs."""
     return sum(count * (size // unit * unit) for size, count in pool.sizes.items()) >= width

@@ -11,11 +11,11 @@ from math import inf
 
 from scheduling.core.actions import Action, Kind, Plan, Why
 from scheduling.core.book import Book, arrival
-from scheduling.core.devices import CLAIM, LEASE, URGENT
+from scheduling.core.devices import CLAIM, LEASE, NEVER_YET, URGENT
 from scheduling.core.draining import drain
 from scheduling.core.model import Job, Node, Pool, State, promise_of
 from scheduling.core.moving import make_room
-from scheduling.core.placing import Places, find, find_elsewhere, find_more, fits_empty
+from scheduling.core.placing import Places, find, find_elsewhere, find_more, find_occupied, fits_empty
 from scheduling.core.reclaiming import Reclaim, Reclaimer
 from scheduling.core.service import zero_slack
 from scheduling.core.settings import BASIC, LENT, LEVELS, STANDARD
@@ -86,7 +86,10 @@ class Planner:
                 urgent.append(job)
             elif kind == CLAIM:
                 book.drop_claim(job)
-                book.cool(job, now + self.settings.again_s)
+                if job.reserves:
+                    book.turned_at = NEVER_YET  # whoever is on those nodes has run long enough now
+                else:
+                    book.cool(job, now + self.settings.again_s)
             else:
                 book.ripen(job, now)
         return urgent
@@ -102,7 +105,7 @@ class Planner:
         if kind == URGENT:
             return job.stamp == stamp and job.due == at
         if kind == CLAIM:
-            return bool(job.claim) and at == job.claimed_at + self.settings.hold_s
+            return bool(job.claim) and at == job.claim_until
         return job.changes == stamp
 
     def _redeem(self) -> None:
@@ -198,6 +201,8 @@ class Planner:
             if not (self._enter(job, thorough) or self._obtain(job, seeks=thorough)):
                 tries[rank] += 1
                 fails[rank] += thorough
+                if self._turn and now - job.waits_since >= 2 * settings.age_s and rank == BASIC:
+                    self._reserve(job)
                 if thorough or not seeks:
                     group.failed_at = gain_of(job, book.pools)
                 continue
@@ -259,6 +264,9 @@ class Planner:
         extra = width - job.width
         for pool in pools:
             found = find_more(pool, job, extra) if job.width else find(pool, extra, job.unit)
+            if found is None and rank < BASIC and (holder := pool.reserver) is not None:
+                self.book.drop_claim(holder)
+                found = find_more(pool, job, extra) if job.width else find(pool, extra, job.unit)
             if found is not None:
                 return found, pool
         best: tuple[Reclaim, Pool] | None = None
@@ -271,6 +279,15 @@ class Planner:
             if way is not None and (best is None or way.cost < best[0].cost):
                 best = way, pool
         return best
+
+    def _reserve(self, job: Job) -> None:
+        """Keeps for a job that has waited very long what becomes free on some nodes. One job of each pool at a time."""
+        for pool in self._pools(job):
+            places = find_occupied(pool, job.ranks, job.unit)
+            if places is not None and pool.reserver is None:
+                job.why = ("reserves", job.ranks)
+                self.book.stake(job, places, self.now, self.settings.aged_quantum_s)
+                return
 
     def _take(self, job: Job, step: _Step, *, urgent: bool = False) -> None:
         way, pool = step

@@ -147,6 +147,12 @@ def _claimed(job: Job) -> str:
     if not job.claim:
         return ""
     here = sum(job.claim.values())
+    if job.reserves:
+        here = sum(job.claim.values())
+        return (
+            f"It has waited so long that what becomes free on {_nodes(job.claim)} is kept for it: {here - job.missing} "
+            f"of {_devices(here)}."
+        )
     who = _listed(str(name) for name in job.why[3:]) if job.why[:1] == ("claims",) else "others"
     return (
         f"It waits for {who} to stop or shrink: of {_devices(here)} on {_nodes(job.claim)} {here - job.missing} are "
@@ -215,6 +221,7 @@ _WAITS: dict[str, Callable[..., str]] = {
     "no pool": _no_pool,
     "held": _next_round,
     "claims": _next_round,
+    "reserves": _next_round,
     "quota": _unpromised,
     "cap": _unpromised,
 }

@@ -49,7 +49,7 @@ class Reclaimer:
         self.most = 1e9 if urgent else settings.blast * width
         self.aged = rank == BASIC and now - job.waits_since >= settings.age_s
         self._band = waiting.band
-        self._own_band = waiting.band(job)
+        self._own_band = waiting.band(job, now)
         # One that is not admitted yet has all its slack to come: it takes nothing from its like.
         self._slack = slack(job, now)
         self._eligible: dict[Job, bool] = {}
@@ -233,7 +233,13 @@ class Reclaimer:
     def _reluctance(self, victim: Job) -> tuple[int, int, int, float, str]:
         if victim.rank == STANDARD:
             return -STANDARD, 0, 0, -slack(victim, self.now), victim.id
-        return -victim.rank, 0 if len(victim.given) == 1 else 1, -self._band(victim), -victim.changed, victim.id
+        return (
+            -victim.rank,
+            0 if len(victim.given) == 1 else 1,
+            -self._band(victim, self.now),
+            -victim.changed,
+            victim.id,
+        )
 
     def _may_take(self, victim: Job) -> bool:
         known = self._eligible.get(victim)
@@ -258,4 +264,4 @@ class Reclaimer:
             return True
         if self.aged:
             return ran >= self._quantum_s
-        return rank == BASIC and ran >= settings.quantum_s and self._band(victim) > self._own_band
+        return rank == BASIC and ran >= settings.quantum_s and self._band(victim, self.now) > self._own_band

@@ -40,6 +40,8 @@ class JobRecord:
     target: Counts | None = None
     claim: Counts = ()
     claimed_at: float = 0.0
+    claim_until: float = 0.0
+    reserves: bool = False
     admitted: float | None = None
     promised_in: str = ""
     window_start: float = 0.0
@@ -90,9 +92,9 @@ class BookRecord:
 
 
 _SAME = (
-    "state", "claimed_at", "admitted", "promised_in", "window_start", "window_end", "delivered", "served", "rate",
-    "at", "changed", "changes", "due", "key", "stamp", "not_before", "waits_since", "holding", "hours",
-    "below", "why",
+    "state", "claimed_at", "claim_until", "reserves", "admitted", "promised_in", "window_start", "window_end",
+    "delivered", "served", "rate", "at", "changed", "changes", "due", "key", "stamp", "not_before", "waits_since",
+    "holding", "hours", "below", "why",
 )  # fmt: skip
 
 
@@ -219,7 +221,9 @@ def _restore_job(book: Book, record: JobRecord) -> None:
         book.enlist(job)
     if job.claim:
         book.claims[job.id] = job
-        book.timer(job.claimed_at + book.settings.hold_s, CLAIM, job.id)
+        if job.reserves:
+            next(iter(job.claim)).pool.reserver = job
+        book.timer(job.claim_until, CLAIM, job.id)
     book.call(job, job.due)
     book.remind(job)
 

@@ -42,8 +42,10 @@ class Settings:
         turn_every_s: how often waiting basic jobs may have running ones give way.
         quantum_s: a basic job runs at least so long before one that had less may have its turn.
         age_s: a basic job that has waited so long comes before all other basic ones, and may take from any that ran
-            `aged_quantum_s`; the longer it waits beyond that, the less long they need have run, so that its turn comes
-            whatever the others are. A guaranteed job that has waited so long has room for its promise kept for it.
+            `aged_quantum_s`; the longer it waits beyond that, the less long they need have run. After twice that time
+            what becomes free on some nodes is kept for it for `aged_quantum_s`, at the end of which it may take the
+            rest: so its turn comes whatever the others are. A guaranteed job that has waited so long has room for its
+            promise kept for it.
         served_bands: delivered device-seconds at which a basic job falls back behind those that had less.
         fails_per_rank: waiting jobs of different shapes for which a way at the expense of others is sought in vain in
             one round; after these only free devices are looked at, for `tries_per_rank` shapes in all.

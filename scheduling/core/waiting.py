@@ -52,16 +52,16 @@ class Waiting:
         self._tickets = 0
         self.count = 0
 
-    def band(self, job: Job) -> int:
-        """How much it has had, in few steps."""
-        served = job.served
+    def band(self, job: Job, now: float) -> int:
+        """How much it has had up to `now`, in few steps."""
+        served = job.served + job.rate * max(0.0, now - job.at)
         return sum(1 for border in self._settings.served_bands if served >= border)
 
     def _key(self, job: Job) -> tuple[Key, Key]:
         """Its group, and its order there."""
         shape = (job.pool.key if job.pool else job.ask.pools, job.ranks, job.unit, job.widths)
         if job.rank == BASIC:
-            key: Key = (BASIC, self.band(job), job.tenant.name, -job.ask.priority, shape)
+            key: Key = (BASIC, self.band(job, job.at), job.tenant.name, -job.ask.priority, shape)
             return key, (job.waits_since, job.id)
         if job.rank <= STANDARD:
             return (job.rank, shape), (-job.ask.priority, job.key, job.ask.submitted, job.id)

@@ -173,7 +173,8 @@ def check(book: Book) -> None:
         held = sum(job.claim.get(node, 0) - node.owed.get(job, 0) for job in book.claims.values())
         assert held == node.held, node.name
         freeing = sum(count - (job.target or {}).get(node, 0) for job, count in node.jobs.items() if _frees(job))
-        assert sum(node.owed.values()) <= freeing, f"{node.name} owes more than is being freed"
+        owed = sum(count for job, count in node.owed.items() if not job.reserves)
+        assert owed <= freeing, f"{node.name} owes more than is being freed"
         assert all(book.jobs[job.id] is job and job.given[node] == count for job, count in node.jobs.items())
     for job in book.jobs.values():
         _check_job(book, job)
