@@ -86,8 +86,9 @@ def stores() -> object:
     file.set(f"rank{RANK}", "x")
     found = [tcp.get(f"rank{rank}") for rank in range(WORLD)], tcp.get("p/a"), local.get("a")
     filed = [file.get(f"rank{rank}") for rank in range(WORLD)]
-    dist.barrier()
-    return found, filed, tcp.check(["nobody"])
+    absent = tcp.check(["nobody"])
+    dist.barrier()  # natively the store ends with rank 0's handle
+    return found, filed, absent
 
 
 @case
