@@ -23,6 +23,9 @@ __all__ = ["install"]
 _BUILT_IN = ("nccl", "gloo")
 _VARIANTS = ("ergo", "nccl2", "nccl-lazy", "nccl-legacy")
 
+# Versions that do not look their own names up among the plugins.
+_OWN_NAMES_FIRST = ("2.11.", "2.12.", "2.13.")
+
 _made: collections.Counter[str] = collections.Counter()
 
 
@@ -38,6 +41,8 @@ def install(tree: Tree | None = None) -> None:
         backend._plugins[name.upper()] = backend._BackendPlugin(make(name), True)
     for name in _VARIANTS:
         backend.register_backend(name, make(name), extended_api=True, devices=["cpu", "cuda"])
+    if torch.__version__.startswith(_OWN_NAMES_FIRST):
+        _refuse_built_in(dist.distributed_c10d)
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
     if tree is not None:
         from ergo_rank import tree_store
@@ -51,6 +56,19 @@ def install(tree: Tree | None = None) -> None:
 
     for module in (dist, rendezvous):
         module.TCPStore = ChannelTCPStore  # type: ignore[attr-defined]
+
+
+def _refuse_built_in(c10d: Any) -> None:
+    """Where torch makes its own process groups: they would open sockets, and library calls would end the rank."""
+    for name in ("ProcessGroupNCCL", "ProcessGroupGloo"):
+
+        def refuse(self: Any, *_: Any, **__: Any) -> None:
+            raise NotImplementedError(
+                f"ergosphere: torch {torch.__version__} makes process groups of nccl and gloo itself, which cannot "
+                'work in a rank; use torch 2.15, or init_process_group("ergo").'
+            )
+
+        setattr(c10d, name, type(name, (getattr(c10d, name),), {"__init__": refuse}))
 
 
 def _barrier_on_own_device() -> None:
