@@ -83,7 +83,7 @@ def compile_native(name: str, sources: Sequence[Path], flags: Sequence[str], com
             objects.append(folder / f"{source.stem}.o")
             _run([compiler, *arguments, "-c", str(source), "-o", str(objects[-1])])
         unfinished = target.with_suffix(".part")
-        _run([compiler, *arguments, *map(str, objects), "-pthread", "-o", str(unfinished)])
+        _run([compiler, *map(str, objects), *arguments, "-pthread", "-o", str(unfinished)])
         unfinished.rename(target)
     return target
 

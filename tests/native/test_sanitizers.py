@@ -1,4 +1,8 @@
-"""The torch-free native code under the address, undefined-behaviour and thread sanitizers; `make sanitize` runs all."""
+"""The native code that meets other processes, under sanitizers; `make sanitize` runs all.
+
+What needs torch is watched as far as it decodes what others send (test_fuzz.py). The rest of the device module runs
+operators: a sanitizer would watch our half of every container that torch's own, unwatched half grows and frees.
+"""
 
 from __future__ import annotations
 

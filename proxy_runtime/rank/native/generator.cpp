@@ -78,12 +78,16 @@ class DeviceGenerator final : public c10::GeneratorImpl {
     state_ = ours->state_;
   }
 
-  void set_offset(uint64_t) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false,
-                                "ergosphere: a generator's offset cannot be set on the device proxy; use set_state");
+  void set_offset(uint64_t offset) override {
+    TORCH_CHECK(offset % 4 == 0, "offset must be a multiple of 4");
+    const auto state = counted_state();
+    std::memcpy(static_cast<char*>(state->mutable_data()) + kSeedBytes, &offset, sizeof offset);
+    set_state(*state);
   }
   uint64_t get_offset() const override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "ergosphere: a generator's offset is not known in the rank; use get_state");
+    uint64_t offset = 0;
+    std::memcpy(&offset, static_cast<const char*>(counted_state()->data()) + kSeedBytes, sizeof offset);
+    return offset;
   }
 
   void send_seed() {
@@ -121,6 +125,16 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   }
 
  private:
+  // A generator that counts (Philox) has a state of seed and offset.
+  static constexpr size_t kSeedBytes = 8;
+  c10::intrusive_ptr<c10::TensorImpl> counted_state() const {
+    auto state = get_state();
+    TORCH_CHECK(state->numel() == static_cast<int64_t>(kSeedBytes + sizeof(uint64_t)),
+                "CPU Generator does not use offset (Ergosphere: the device of this job is a CPU accelerator, whose "
+                "generators have none; use get_state and set_state)");
+    return state;
+  }
+
   DeviceGenerator* clone_impl() const override {
     auto* copy = new DeviceGenerator(next_generator_id());
     const auto state = get_state();

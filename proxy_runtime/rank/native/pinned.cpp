@@ -95,10 +95,7 @@ class PinnedMemory final : public at::HostAllocator {
     std::lock_guard<std::mutex> lock(mutex_);
     add(stats.allocations, requests_);
     add(stats.allocated_bytes, sizes_);
-    if constexpr (requires { stats.active_requests; }) {
-      add(stats.active_requests, requests_);
-      add(stats.active_bytes, sizes_);
-    }
+    add_active(stats);
     return stats;
   }
   void reset_accumulated_stats() override {
@@ -142,6 +139,13 @@ class PinnedMemory final : public at::HostAllocator {
     } else {
       requests_.decrease(1);
       sizes_.decrease(bytes);
+    }
+  }
+  template <class Stats>
+  void add_active(Stats& stats) const {  // older versions of torch have no such counts
+    if constexpr (requires { stats.active_requests; }) {
+      add(stats.active_requests, requests_);
+      add(stats.active_bytes, sizes_);
     }
   }
   static void add(Stat& to, const Stat& more) {

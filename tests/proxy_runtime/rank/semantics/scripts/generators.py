@@ -70,4 +70,16 @@ mask = dropout(ones)
 torch.manual_seed(1)
 assert torch.equal(dropout(ones), mask) and not torch.equal(dropout(ones), mask)
 print(os.environ["RANK"], mask.sum().item())
+# Offsets are of generators that count; those of a CPU accelerator do not.
+for call in (
+    torch.Generator("cuda").get_offset,
+    lambda: torch.Generator("cuda").set_offset(8),
+    lambda: torch.cuda._get_rng_state_offset(),
+):
+    try:
+        call()
+    except RuntimeError as error:
+        assert "CPU Generator does not use offset" in str(error) and "CPU accelerator" in str(error), error
+    else:
+        raise AssertionError("no error")
 print("ok")
