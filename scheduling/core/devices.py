@@ -179,7 +179,7 @@ class Devices:
         """Devices become free: those that they are owed to come first."""
         if not node.alive or not count:
             return
-        for claimant in list(node.owed):
+        for claimant in sorted(node.owed, key=_reserves):  # others were told to make way for the other ones
             part = min(node.owed[claimant], count)
             node.held += part
             count -= part
@@ -206,3 +206,7 @@ def soft(node: Node, rank: int, count: int) -> None:
 def by_order(node: Node) -> str:
     """Nodes are ordered by it."""
     return node.order
+
+
+def _reserves(job: Job) -> bool:
+    return job.reserves

@@ -23,7 +23,7 @@ FLEET = FleetShape(12, 8, nodes_per_rack=4)
 FAILING = Failures(seed=3, node_mtbf_s=5 * 86400.0, spot_lease_s=6 * 3600.0)
 
 
-def trace(seed: int, jobs: int = 250, load: float = 1.0, units: bool = False) -> list[TraceJob]:
+def trace(seed: int, jobs: int = 150, load: float = 1.0, units: bool = False) -> list[TraceJob]:
     """Jobs as they are in the traces: many small, the time in the large; all tiers."""
     rng = random.Random(seed)
     made: list[TraceJob] = []
@@ -72,7 +72,7 @@ def run(seed: int, share: float, units: bool = False) -> tuple[Restarted, Outcom
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_restart_changes_nothing(seed):
     (whole, expected), (restarted, outcome) = run(seed, 0.0, seed == 2), run(seed, 0.3, seed == 2)
-    assert restarted.restarts > 100 and not whole.restarts
+    assert restarted.restarts > 50 and not whole.restarts
     assert outcome.jobs == expected.jobs
     assert restarted.digest.digest() == whole.digest.digest()
     assert all(job.ended_s is not None for job in outcome.jobs)
