@@ -3,12 +3,36 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/TensorOptions.h>
+#include <c10/util/Exception.h>
+
+#include <variant>
 
 #include "failure.hpp"
 #include "output_spec.hpp"
 
 namespace ergo::device {
 namespace {
+
+// What torch warns of is for whoever called the operator, not for this process's log.
+class Warnings final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { all_.push_back(warning); }
+  void write(WordWriter& spec) const {
+    spec.word(all_.size());
+    for (const c10::Warning& warning : all_) {
+      spec.word(std::holds_alternative<c10::DeprecationWarning>(warning.type()));
+      const char* file = warning.source_location().file;
+      spec.word(warning.source_location().line);
+      for (const std::string& text : {std::string(file != nullptr ? file : ""), warning.msg()}) {
+        spec.word(text.size());
+        spec.bytes(text.data(), text.size());
+      }
+    }
+  }
+
+ private:
+  std::vector<c10::Warning> all_;
+};
 
 void bind_new(RankState& rank, uint64_t base, const std::vector<c10::Storage>& storages) {
   for (size_t i = 0; i < storages.size(); i++)
@@ -50,7 +74,9 @@ void Executor::define(RankState& rank, Template& t, Call call, WordWriter& spec)
   CallContext context{rank.storages, rank.generators, call.handles, call.payload, keys_, {}};
   torch::jit::Stack stack;
   FlatTensors before;
+  Warnings warnings;
   try {
+    c10::WarningUtils::WarningHandlerGuard guard(&warnings);
     dispatch(rank, t, context, stack, &before);
   } catch (const c10::NotImplementedError&) {
     // torch's words name the keys that it looked for, which the rank does not have.
@@ -70,6 +96,7 @@ void Executor::define(RankState& rank, Template& t, Call call, WordWriter& spec)
     throw;
   }
   Outputs outputs = describe_outputs(t, stack, before, context.flat, backend_.device(), spec);
+  warnings.write(spec);
   bind_new(rank, call.base_handle, outputs.new_storages);
   t.expected = std::move(outputs.tensors);
   t.new_storages = static_cast<uint32_t>(outputs.new_storages.size());

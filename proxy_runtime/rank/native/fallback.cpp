@@ -98,8 +98,9 @@ OutputSpec define(const OpInfo& info, uint64_t hash, const EncodedCall& call, bo
     *spec = parse_output_spec(data, length, tensors);
     channel.take_handles(spec->new_bytes.size());
     if (keep) {
-      table.insert(hash,
-                   std::make_unique<Template>(Template{table.next_id(), &info, key, *spec, returns_composed(*spec)}));
+      auto made = std::make_unique<Template>(Template{table.next_id(), &info, key, *spec, returns_composed(*spec)});
+      made->outputs.keep_repeated_warnings();
+      table.insert(hash, std::move(made));
       ++channel.mutable_stats().defined;
     } else {
       ++channel.mutable_stats().one_off;
@@ -136,6 +137,7 @@ void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (!one_off) {
     if (const Template* known = execute_known(info, hash, call, base, one_off)) {
       push_outputs(known->outputs, call, base, *stack, info.kinds.size());
+      if (C10_UNLIKELY(!known->outputs.warnings.empty())) known->outputs.warn();
       if (C10_UNLIKELY(launches_block())) Channel::instance().synchronize();
       return;
     }
@@ -150,6 +152,7 @@ void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     require_memory(spec.new_memory);
   }
   push_outputs(spec, call, base, *stack, info.kinds.size());
+  if (!spec.warnings.empty()) spec.warn();
   call.components.clear();  // they would keep device memory alive until this thread's next call
 }
 

@@ -1,6 +1,8 @@
 #include "output_spec.hpp"
 
 #include <cstring>
+#include <mutex>
+#include <set>
 
 #include "memory.hpp"
 #include "storage.hpp"
@@ -8,6 +10,19 @@
 
 namespace ergo::rank {
 namespace {
+
+std::string parse_text(WordReader& in) {
+  const uint64_t n = in.word();
+  return std::string(in.bytes(n), n);
+}
+
+// Warnings point to the name of a file, and may be looked at after the call.
+const char* kept_name(std::string name) {
+  static std::mutex mutex;
+  static auto* names = new std::set<std::string>;
+  std::lock_guard<std::mutex> lock(mutex);
+  return names->insert(std::move(name)).first->c_str();
+}
 
 OutputTensor parse_tensor(WordReader& in, size_t n_arguments, size_t n_new, bool may_be_composed = true) {
   OutputTensor out;
@@ -138,7 +153,29 @@ OutputSpec parse_output_spec(const char* data, size_t length, size_t n_arguments
     TORCH_CHECK(update.argument < n_arguments, "ergosphere: malformed output specification");
     spec.updates.push_back(std::move(update));
   }
+  for (uint64_t i = 0, n = in.word(); i < n; ++i) {
+    CallWarning warning;
+    warning.deprecation = in.word() != 0;
+    warning.line = static_cast<uint32_t>(in.word());
+    warning.file = kept_name(parse_text(in));
+    warning.text = parse_text(in);
+    spec.warnings.push_back(std::move(warning));
+  }
   return spec;
+}
+
+void OutputSpec::keep_repeated_warnings() {
+  std::erase_if(warnings, [](const CallWarning& warning) {
+    return warning.text.find("does not have a deterministic implementation") == std::string::npos;
+  });
+}
+
+void OutputSpec::warn() const {
+  for (const CallWarning& warning : warnings) {
+    c10::Warning::warning_variant_t type = c10::UserWarning();
+    if (warning.deprecation) type = c10::DeprecationWarning();
+    c10::warn(c10::Warning(type, {"", warning.file, warning.line}, warning.text, /*verbatim=*/false));
+  }
 }
 
 void push_outputs(const OutputSpec& spec, const EncodedCall& call, uint64_t base_handle, torch::jit::Stack& stack,

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "composed.hpp"
@@ -41,11 +42,24 @@ struct ArgumentUpdate {
   OutputTensor geometry;
 };
 
+// What torch warned of on the device: a Python warning of the call, as natively.
+struct CallWarning {
+  bool deprecation = false;
+  uint32_t line = 0;
+  const char* file = nullptr;  // torch's, for ever
+  std::string text;
+};
+
 struct OutputSpec {
   std::vector<uint64_t> new_bytes;  // sizes of the storages that the call makes
   uint64_t new_memory = 0;          // what they count as together (memory.hpp)
   std::vector<OutputValue> returns;
   std::vector<ArgumentUpdate> updates;
+  std::vector<CallWarning> warnings;
+
+  // Of what later calls of the template warn, too: the others said so once, or what they say depends on contents.
+  void keep_repeated_warnings();
+  void warn() const;
 };
 
 // Throws when the response is malformed or names an argument that the call does not have.

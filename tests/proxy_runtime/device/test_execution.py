@@ -60,7 +60,7 @@ def test_a_definition_executes_and_describes_its_results(rank: Producer) -> None
     rank.write_floats(2, [10, 20, 30, 40])
     spec = rank.define(ADD, template=0, base=3)
     new = 3  # OutKind
-    assert spec == [1, 16, 1, ord("T"), new | FLOAT32 << 8 | 1 << 16, 0, 4, 1, 0]
+    assert spec == [1, 16, 1, ord("T"), new | FLOAT32 << 8 | 1 << 16, 0, 4, 1, 0, 0]
     assert rank.read_floats(3, 4) == [21, 42, 63, 84]
     rank.execute(add(3, 1, 10), 0, base=4)
     assert rank.read_floats(4, 4) == [31, 62, 93, 124]
@@ -70,13 +70,13 @@ def test_a_definition_executes_and_describes_its_results(rank: Producer) -> None
 def test_in_place_views_and_resized_outputs_are_described(rank: Producer) -> None:
     rank.write_floats(1, [1, 2, 3, 4])
     in_place = Op("aten::mul_.Scalar", tensor_key([4]) + words(Tag.SCALAR_INT), [1], words(3))
-    assert rank.define(in_place) == [0, 1, ord("T"), 1 | FLOAT32 << 8 | 1 << 16, 0, 4, 1, 0]
+    assert rank.define(in_place) == [0, 1, ord("T"), 1 | FLOAT32 << 8 | 1 << 16, 0, 4, 1, 0, 0]
     view = Op("aten::slice.Tensor", tensor_key([4]) + words(*[v for n in (0, 1, 4, 1) for v in (Tag.INT, n)]), [1])
-    assert rank.define(view) == [0, 1, ord("T"), 2 | FLOAT32 << 8 | 1 << 16, 1, 3, 1, 0]
+    assert rank.define(view) == [0, 1, ord("T"), 2 | FLOAT32 << 8 | 1 << 16, 1, 3, 1, 0, 0]
     rank.alloc(2, 0)
     resized = Op("aten::neg.out", tensor_key([4]) + tensor_key([0]), [1, 2])
     out = 1 | FLOAT32 << 8 | 1 << 16 | 1 << 32
-    assert rank.define(resized) == [0, 1, ord("T"), out, 0, 4, 1, 1, 1, 16, out, 0, 4, 1]
+    assert rank.define(resized) == [0, 1, ord("T"), out, 0, 4, 1, 1, 1, 16, out, 0, 4, 1, 0]
     assert rank.read_floats(2, 4) == [-3, -6, -9, -12]
 
 

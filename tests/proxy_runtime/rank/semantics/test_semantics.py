@@ -12,7 +12,7 @@ from launcher import Launcher
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-@pytest.mark.parametrize("name", ["device_index", "flags", "faults", "streams", "pinned"])
+@pytest.mark.parametrize("name", ["device_index", "flags", "faults", "streams", "pinned", "warnings_of_device"])
 def test_script(launcher: Launcher, name: str) -> None:
     (result,) = launcher.run(SCRIPTS / f"{name}.py")
     assert result.code == 0 and result.out.endswith("ok\n"), result.err
