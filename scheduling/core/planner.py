@@ -245,8 +245,10 @@ class Planner:
         """Gives a job its full width, or claims that and makes others give way; False: nothing was changed."""
         pools = self._pools(job)
         step = self._seek(job, job.ranks, job.rank, pools, seeks=seeks)
-        if step is None and urgent:
-            step = self._seek(job, job.ranks, job.rank, pools, urgent=True)
+        for width in reversed(job.widths) if urgent else ():
+            # Half of its width is half of the loss.
+            if step is None and job.width < width and 4 * width >= job.ranks:
+                step = self._seek(job, width, job.rank, pools, urgent=True)
         if step is not None:
             self._take(job, step, urgent=urgent)
             return True

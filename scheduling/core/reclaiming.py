@@ -8,7 +8,7 @@ from itertools import islice
 from scheduling.core.indexes import Buckets
 from scheduling.core.model import Job, Node, Pool, State
 from scheduling.core.placing import Places
-from scheduling.core.service import slack
+from scheduling.core.service import endurance
 from scheduling.core.settings import BASIC, HOUR_S, LENT, LEVELS, PREMIUM, STANDARD, Settings
 from scheduling.core.waiting import Waiting
 
@@ -51,7 +51,7 @@ class Reclaimer:
         self._band = waiting.band
         self._own_band = waiting.band(job, now)
         # One that is not admitted yet has all its slack to come: it takes nothing from its like.
-        self._slack = slack(job, now)
+        self._slack = endurance(job, now)
         self._eligible: dict[Job, bool] = {}
         # The longer it has waited, the less long others need have run: its turn comes whatever they are.
         self._quantum_s = settings.aged_quantum_s * settings.age_s / max(settings.age_s, now - job.waits_since)
@@ -216,7 +216,7 @@ class Reclaimer:
         if victim.rank == STANDARD:
             # It will want back all that it loses, and the sooner, the less slack it has left.
             price += self.settings.regain_s * (victim.width - width)
-            price *= 1.5 + 3.0 * max(0.0, 1.0 - slack(victim, self.now) / _FULL_SLACK_S)
+            price *= 1.5 + 3.0 * max(0.0, 1.0 - endurance(victim, self.now) / _FULL_SLACK_S)
         if not width:
             return {}, here, price
         kept = dict(victim.given)
@@ -232,7 +232,7 @@ class Reclaimer:
 
     def _reluctance(self, victim: Job) -> tuple[int, int, int, float, str]:
         if victim.rank == STANDARD:
-            return -STANDARD, 0, 0, -slack(victim, self.now), victim.id
+            return -STANDARD, 0, 0, -endurance(victim, self.now), victim.id
         return (
             -victim.rank,
             0 if len(victim.given) == 1 else 1,
@@ -253,13 +253,13 @@ class Reclaimer:
             return False
         if rank > own and not (own == LENT and rank == BASIC):
             # Who is strictly above need not wait: there can be no taking turns.
-            return rank != STANDARD or slack(victim, self.now) >= settings.lead_s(STANDARD)
+            return rank != STANDARD or endurance(victim, self.now) >= settings.lead_s(STANDARD)
         ran = self.now - victim.changed
         if ran < settings.cool_s[rank]:
             return False
         if rank == STANDARD:
             own_slack = 0.0 if own > STANDARD else max(0.0, self._slack)
-            return (own == STANDARD or self.aged) and slack(victim, self.now) - own_slack >= self.steal_s
+            return (own == STANDARD or self.aged) and endurance(victim, self.now) - own_slack >= self.steal_s
         if own == LENT and rank == BASIC:
             return True
         if self.aged:

@@ -59,6 +59,16 @@ def slack(job: Job, now: float) -> float:
     return (job.window_end - now) - owed / job.ranks
 
 
+def endurance(job: Job, now: float) -> float:
+    """Seconds that it may stand still from `now` without missing any hour: where it has made this hour whatever comes,
+    those of the next one too. Infinite without a promise.
+    """
+    left = slack(job, now)
+    if left < job.window_end - now or job.admitted is None:
+        return left
+    return job.window_end - now + (1.0 - LEVELS[job.ask.tier]) * HOUR_S
+
+
 def zero_slack(job: Job, now: float) -> float:
     """When its slack is used up at the rate at which it is delivered now; infinite if never. Counts up to `now`."""
     short = 1.0 - job.rate / job.ranks

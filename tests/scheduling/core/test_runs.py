@@ -95,7 +95,7 @@ def test_plans_are_the_same_in_every_process():
 @pytest.mark.parametrize("seed", range(3))
 def test_every_level_that_was_promised_is_kept(seed):
     outcome = simulate(trace(seed, jobs=400, load=2.0), FLEET, "ours", seed=seed)
-    assert sum(job.hours for job in outcome.jobs) > 700
+    assert sum(job.hours for job in outcome.jobs) > 600
     assert [job.id for job in outcome.jobs if job.below] == []
     assert all(job.ended_s is not None for job in outcome.jobs)
 
