@@ -18,8 +18,9 @@ from model.cluster import ClusterInput
 from model.codec import to_json
 from model.control import InboxBatch, JobClosed, JobNotice, NodeNotice
 from model.names import CLUSTER_TASK_QUEUE, CLUSTER_WORKFLOW, Signal, cluster_workflow_id
+from model.orders import NodeOrder, QuotaOrder
 
-Word = JobNotice | NodeNotice | JobClosed
+Word = JobNotice | NodeNotice | JobClosed | NodeOrder | QuotaOrder
 
 GAP_S = 0.5
 """Seconds between two signals to one scheduler."""
@@ -106,6 +107,8 @@ def _batch(words: Sequence[Word]) -> InboxBatch:
         tuple(word for word in words if isinstance(word, JobNotice)),
         tuple(word for word in words if isinstance(word, NodeNotice)),
         tuple(word for word in words if isinstance(word, JobClosed)),
+        tuple(word for word in words if isinstance(word, NodeOrder)),
+        tuple(word for word in words if isinstance(word, QuotaOrder)),
     )
 
 

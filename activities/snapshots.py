@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import orjson
+import structlog
 
 from model.errors import ModelError
 from proxy_runtime.errors import ErgoError
@@ -23,6 +24,8 @@ KEEP_TICKS = 10_000
 
 _PRUNE_EVERY = 500
 _MISSING = "storage.missing"
+
+_log = structlog.stdlib.get_logger(__name__)
 
 
 class SnapshotBucket(Protocol):
@@ -85,7 +88,8 @@ class Snapshots:
             return None
         try:
             return ClusterState.from_json(data)
-        except ModelError:
+        except ModelError as error:
+            _log.warning("a snapshot is not read", cluster=self.cluster, digest=digest, error=str(error))
             return None  # of another build; jobs and nodes will tell everything again
 
     def newest(self) -> ClusterState | None:

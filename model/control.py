@@ -11,6 +11,7 @@ from model.ids import CheckpointId, DeviceId, Epoch, Generation, JobId, NodeId, 
 from model.job_spec import Tier
 from model.job_state import JobPhase
 from model.manifest import NumericsClass
+from model.orders import NodeOrder, QuotaOrder
 from model.shape import Shape
 
 # -- job → scheduler -------------------------------------------------------------------------------------------
@@ -156,6 +157,8 @@ class InboxBatch(Shape):
     jobs: tuple[JobNotice, ...] = ()
     nodes: tuple[NodeNotice, ...] = ()
     closed: tuple[JobClosed, ...] = ()
+    node_orders: tuple[NodeOrder, ...] = ()
+    quota_orders: tuple[QuotaOrder, ...] = ()
 
 
 TELL_AGAIN = "notify"

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-POLICY = "tiers/1"
+from scheduling.core.settings import Settings
+
+POLICY = "levels/1"
 """Name and version of the policy; every directive and decision event carries it."""
 
 COOL_DOWN_S = 5.0
-"""A job that was placed or preempted less than this ago is not preempted or placed again: a cut of a job that is just
-being restored costs both, and two jobs that want the same devices would take turns without a step in between."""
+"""A job that was placed or preempted less than this ago is not preempted by its like or placed again: a cut of a job
+that is just being restored costs both, and two jobs that want the same devices would take turns without a step in
+between."""
+
+PLACES_AT_ONCE = 100
+"""Most jobs that one plan places: each is a directive with all of its devices. The rest come at once after it, so that
+a storm of jobs is a few plans in a row and no plan is large."""
+
+LIVE = Settings(
+    pause_s=4.0,  # a cut, a dump and a restore on the local fleet, as the demo measures them
+    cool_s=(0.0, COOL_DOWN_S, COOL_DOWN_S, COOL_DOWN_S),
+    again_s=COOL_DOWN_S,
+    places_at_once=PLACES_AT_ONCE,
+    fails_per_rank=200,  # every plan begins anew: who failed in the last one is tried again
+    moves=False,  # a job takes part in a move only when a person asked for it
+)
+"""The policy's settings in a live fleet."""
 
 TELL_AGAIN_S = 30.0
 """After this long without an answer a directive is told again, then after twice as long, and so on. Signals are
@@ -15,10 +32,6 @@ durable, so that a silent job is nearly always one whose worker is down or that 
 
 TELL_AGAIN_MOST_S = 480.0
 """The longest time between two tellings: each is an event in the job's history."""
-
-PATIENCE_S = 120.0
-"""How long later jobs of a waiting job's own tier may overtake it on devices that it could use. After that, free
-devices are kept for it. Lower tiers may use them all along: it can take those back."""
 
 DRAIN_S = 10.0
 """So long after the end of a terminated job a node that has parts of it has said so: it renews its record every 2 s.
@@ -32,10 +45,6 @@ SETTLE_S = 15.0
 
 WAIT_GAP_S = 5.0
 """A job is told a new reason for waiting at most this often: figures in it change with every other job."""
-
-PLACES_AT_ONCE = 100
-"""Most jobs that one plan places: each costs time by the number of nodes (about 10 ms at 1,500). The rest come at once
-after it, so that a storm of jobs is a few plans in a row and no plan is long."""
 
 WAITS_AT_ONCE = 64
 """Most reasons for waiting told in one plan: each is a signal, and a cluster takes about 50 a second."""

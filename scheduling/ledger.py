@@ -10,10 +10,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from model.control import AddressedDirective, InboxBatch, JobClosed, JobNotice, NodeNotice
-from model.ids import DeviceId, Epoch, JobId, NodeId
+from model.control import (
+    AddressedDirective,
+    InboxBatch,
+    JobClosed,
+    JobNotice,
+    NodeNotice,
+)
+from model.ids import DeviceId, Epoch, JobId, NodeId, TenantId
+from model.job_spec import Tier
 from model.job_state import JobPhase
+from model.orders import NodeOrder, QuotaOrder
 from scheduling.constants import DRAIN_S, REMEMBER_S, SETTLE_S, TELL_AGAIN_S
+from scheduling.levels import service_of
 from scheduling.state import (
     ClusterState,
     Committed,
@@ -22,7 +31,10 @@ from scheduling.state import (
     JobState,
     NodeState,
     Plan,
+    ServiceState,
+    TenantState,
     Told,
+    above,
     digest_of,
 )
 
@@ -34,6 +46,8 @@ def fold(batches: Iterable[InboxBatch]) -> InboxBatch:
     jobs: dict[tuple[JobId, str], JobNotice] = {}
     nodes: dict[NodeId, NodeNotice] = {}
     closed: dict[tuple[JobId, str], JobClosed] = {}
+    node_orders: dict[str, NodeOrder] = {}
+    quota_orders: dict[str, QuotaOrder] = {}
     for batch in batches:
         for notice in batch.jobs:
             key = (notice.job, notice.workflow_run)
@@ -44,7 +58,15 @@ def fold(batches: Iterable[InboxBatch]) -> InboxBatch:
                 jobs[key] = notice
         nodes.update((notice.node, notice) for notice in batch.nodes)
         closed.update(((item.job, item.workflow_run), item) for item in batch.closed)
-    return InboxBatch(tuple(jobs.values()), tuple(nodes.values()), tuple(closed.values()))
+        node_orders.update((order.node, order) for order in batch.node_orders)
+        quota_orders.update((order.tenant, order) for order in batch.quota_orders)
+    return InboxBatch(
+        tuple(jobs.values()),
+        tuple(nodes.values()),
+        tuple(closed.values()),
+        tuple(node_orders.values()),
+        tuple(quota_orders.values()),
+    )
 
 
 def apply(state: ClusterState, inbox: Iterable[InboxBatch], now: datetime) -> ClusterState:
@@ -55,6 +77,7 @@ def apply(state: ClusterState, inbox: Iterable[InboxBatch], now: datetime) -> Cl
         jobs={item.notice.job: item for item in state.jobs},
         draining=list(state.draining),
         ended={(item.job, item.workflow_run): item for item in state.ended},
+        service={(item.tenant, item.tier): item for item in state.service},
         now=now,
     )
     for node in batch.nodes:
@@ -74,7 +97,30 @@ def apply(state: ClusterState, inbox: Iterable[InboxBatch], now: datetime) -> Cl
         ended=tuple(sorted(books.ended.values(), key=lambda item: (item.job, item.workflow_run))),
         settle_until=settling,
         ask=tuple(job for job in state.ask if job in books.jobs),
+        cordoned=_ordered(state.cordoned, batch.node_orders),
+        tenants=_granted(state.tenants, batch.quota_orders),
+        service=tuple(sorted(books.service.values(), key=lambda item: (item.tenant, item.tier))),
     )
+
+
+def _ordered(cordoned: tuple[tuple[str, bool], ...], orders: Iterable[NodeOrder]) -> tuple[tuple[str, bool], ...]:
+    nodes = dict(cordoned)
+    for order in orders:
+        nodes.pop(order.node, None)
+        if order.order != "uncordon":
+            nodes[order.node] = order.order == "drain"
+    return tuple(sorted(nodes.items()))
+
+
+def _granted(tenants: tuple[TenantState, ...], orders: Iterable[QuotaOrder]) -> tuple[TenantState, ...]:
+    known = {tenant.name: tenant for tenant in tenants}
+    for order in orders:
+        under = order.under or ""
+        if under and order.tenant in above(under, known):
+            under = ""  # a tree has no circles
+        before = known.get(order.tenant) or TenantState(order.tenant)
+        known[order.tenant] = replace(before, under=under, quota=order.quota, weight=order.weight)
+    return tuple(known[name] for name in sorted(known))
 
 
 def restored(state: ClusterState, now: datetime) -> ClusterState:
@@ -112,9 +158,16 @@ def commit(state: ClusterState, plan: Plan, now: datetime) -> Committed:
                 told = Told(directive, now, now, 1, decision.devices, decision.beneficiary)
                 jobs[decision.job] = replace(job, told=told, waiting="", waiting_at=None)
         directives.append(AddressedDirective(decision.job, job.notice.workflow_run, directive))
-    claims = {claim.job: claim.devices for claim in plan.claims}
-    kept = (replace(job, claims=claims.get(name, ())) for name, job in jobs.items())
-    after = replace(state, jobs=tuple(sorted(kept, key=lambda item: item.notice.job)), ask=())
+    accounts = dict(plan.accounts)
+    kept = (replace(job, account=accounts.get(name, job.account)) for name, job in jobs.items())
+    after = replace(
+        state,
+        jobs=tuple(sorted(kept, key=lambda item: item.notice.job)),
+        ask=(),
+        tenants=plan.tenants,
+        grown_at=plan.grown_at,
+        turned_at=plan.turned_at,
+    )
     return Committed(after, tuple(directives))
 
 
@@ -126,6 +179,7 @@ class _Books:
     jobs: dict[JobId, JobState]
     draining: list[Draining]
     ended: dict[tuple[JobId, str], Ended]
+    service: dict[tuple[TenantId, Tier], ServiceState]
     now: datetime
 
     def hear_node(self, notice: NodeNotice) -> None:
@@ -160,8 +214,7 @@ class _Books:
             self._forget(replace(before, notice=notice, told=None))
             return
         told = _unanswered(before.told, notice, self.now)
-        changed = before.told is not None and told is None and before.told.directive.action not in ("refuse", "lost")
-        was = before.told.directive if before.told and changed else None
+        was = before.told.directive if before.told is not None and told is None else None
         moved = was is not None and was.action == "migrate" and set(was.devices) == set(notice.devices)
         if notice.demand.numerics is None:
             notice = replace(notice, demand=replace(notice.demand, numerics=before.notice.demand.numerics))
@@ -170,9 +223,7 @@ class _Books:
             before,
             notice=notice,
             told=told,
-            waits_since=(before.waits_since or self.now) if waits else None,
             waiting=before.waiting if waits else "",
-            changed_at=self.now if changed else before.changed_at,
             answered=was.request if was and moved else before.answered,
         )
 
@@ -215,6 +266,9 @@ class _Books:
 
     def _forget(self, job: JobState) -> None:
         notice = job.notice
+        demand = notice.demand
+        before = self.service.get((demand.tenant, demand.tier)) or ServiceState(demand.tenant, demand.tier)
+        self.service[demand.tenant, demand.tier] = before.plus(service_of(job, self.now, over=True))
         self.jobs.pop(notice.job, None)
         self.ended[notice.job, notice.workflow_run] = Ended(
             notice.job, notice.workflow_run, notice.generation, self.now

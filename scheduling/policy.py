@@ -1,49 +1,59 @@
-"""The policy: a pure function of a state and a time.
+"""What the live scheduler decides: a pure function of a state and a time.
 
-Lost nodes first, then waiting jobs in one total order (tier, priority, submission), which is also the order of who
-gives way to whom; then moves that persons ask for. Devices that jobs give up are kept for the job that they were
-taken for, and a job before it in the order may have them: nothing else, so that two requesters never chase each other.
+What was told and is not answered comes first, then lost nodes; then `scheduling.core`, the same policy as in the
+simulator, decides on a book that is made of the state; then come moves that persons ask for. Its counts of devices by
+node become devices here, and its codes sentences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from model.control import TELL_AGAIN, Directive
+from model.control import TELL_AGAIN, Directive, JobNotice
 from model.ids import DeviceId, JobId
 from scheduling import reasons
+from scheduling.bridge import Bridge, Room, class_key, gang_of
 from scheduling.constants import (
     DRAIN_S,
     IDLE_S,
-    PATIENCE_S,
-    PLACES_AT_ONCE,
     POLICY,
     TELL_AGAIN_MOST_S,
     TELL_AGAIN_S,
     WAIT_GAP_S,
     WAITS_AT_ONCE,
 )
-from scheduling.fitting import Fit, Gang, fit
-from scheduling.fleet import (
-    TIER_RANK,
-    Fleet,
-    Rooms,
-    class_key,
-    cool_until,
-    count,
-    find,
-    gang_of,
-    may_give_way,
-    order,
-)
-from scheduling.reclaim import victims_for
-from scheduling.state import Claim, ClusterState, Decision, JobState, Plan, Told
+from scheduling.core.actions import Action
+from scheduling.core.model import Job, State
+from scheduling.core.planner import Planner
+from scheduling.core.settings import LENT, LEVELS, STANDARD
+from scheduling.state import ClusterState, Decision, JobState, Plan, Told
 
 
 def decide(state: ClusterState, now: datetime) -> Plan:
     """What is to be done at `now` (UTC). Equal states and times give equal plans."""
     return _Round(state, now).plan()
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """What a fleet has for a job: devices in all, and on the node that has the most."""
+
+    fits: bool
+    total: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """What a waiting job of a rank finds where it may run; the fields are those of `reasons.blocked`."""
+
+    free: int
+    lower: int
+    kept: int
+    cordoned: int
+    stopping: list[JobNotice]
+    starting: list[JobNotice]
 
 
 class _Round:
@@ -52,42 +62,56 @@ class _Round:
     def __init__(self, state: ClusterState, now: datetime) -> None:
         self.state = state
         self.now = now
-        self.fleet = Fleet(state, now)
         self.decisions: dict[JobId, Decision] = {}
-        self.claims: list[Claim] = []
         self.waiting: dict[JobId, str] = {}
-        self.places = 0
-        # A gang that found no way finds none later in the round either: devices only become fewer.
-        self.blocked: dict[tuple[object, ...], str] = {}
         self.looks: list[datetime] = []  # times at which the plan may change by itself
-
-    def plan(self) -> Plan:
+        # What follows from a kind of jobs is looked up once for all of them.
+        self.sizes: dict[tuple[object, ...], _Size] = {}
+        self.around: dict[tuple[object, ...], _Surroundings] = {}
+        self.texts: dict[tuple[object, ...], str] = {}
         self._ask()
         self._tell_again()
-        waiting = sorted(filter(_waits, self.state.jobs), key=order)
-        if self.state.settle_until and self.state.settle_until > self.now:
-            self.looks.append(self.state.settle_until)
-            for job in waiting:
-                self.waiting[job.notice.job] = reasons.settling()
-        else:
+        self.settling = state.settle_until is not None and state.settle_until > now
+        if not self.settling:
             self._lost()
-            for job in waiting:
-                if self.places == PLACES_AT_ONCE:
-                    self.looks.append(self.now + timedelta(milliseconds=100))
-                    break
-                if job.notice.job not in self.decisions:
-                    self._serve(job)
-            # Where some were not served yet, nobody knows what is left for moves.
-            moving = [job for job in self.state.jobs if job.notice.wants == "move" and self.places < PLACES_AT_ONCE]
-            for job in sorted(moving, key=order):
-                done = job.notice.request == job.answered != ""
-                if job.told is None and job.notice.job not in self.decisions and not done:
-                    self._answer(job)
+        self.bridge = Bridge(
+            state, now, (name for name, item in self.decisions.items() if item.directive.action == "lost")
+        )
+
+    def plan(self) -> Plan:
+        book, state = self.bridge.book, self.state
+        if state.settle_until is not None and self.settling:
+            self.looks.append(state.settle_until)
+            for job in state.jobs:
+                if self.bridge.state_of(job) is State.WAITING:
+                    self.waiting[job.notice.job] = reasons.settling()
+        else:
+            made = Planner(book).plan(self.bridge.time)
+            self._obey(made.actions)
+            places = sum(action.kind == "place" for action in made.actions)
+            if places >= book.settings.places_at_once:
+                # Where some were not served yet, nobody knows what is left for moves.
+                self.looks.append(self.now + timedelta(milliseconds=100))
+            else:
+                self._moves()
+            if made.wake is not None:
+                self.looks.append(self.now + timedelta(seconds=max(made.wake - self.bridge.time, 0.05)))
+            for job in state.jobs:
+                known = book.jobs.get(job.notice.job)
+                if known is not None and known.state is State.WAITING and (reason := self._waits(job, known)):
+                    self.waiting[job.notice.job] = reason
         self._tell_waiting()
-        self.looks += [item.since + timedelta(seconds=DRAIN_S) for item in self.state.draining]
+        self.looks += [item.since + timedelta(seconds=DRAIN_S) for item in state.draining]
         later = [(time - self.now).total_seconds() for time in self.looks if time > self.now]
-        wake_s = round(min([*later, IDLE_S]) + 0.01, 3)
-        return Plan(tuple(self.decisions.values()), tuple(self.claims), tuple(self.waiting.items()), wake_s)
+        return Plan(
+            tuple(self.decisions.values()),
+            tuple(self.waiting.items()),
+            round(min([*later, IDLE_S]) + 0.01, 3),
+            self.bridge.accounts(),
+            self.bridge.tenants(),
+            book.grown_at,
+            book.turned_at,
+        )
 
     # -- what was told --------------------------------------------------------------------------------------------
 
@@ -125,183 +149,206 @@ class _Round:
     # -- lost nodes -----------------------------------------------------------------------------------------------
 
     def _lost(self) -> None:
-        for job in self.state.jobs:
-            dead = {device.node for device in job.held_devices if self._is_dead(device)}
+        dead = {item.node for item in self.state.nodes if not item.alive}
+        for job in self.state.jobs if dead else ():
+            lost = {device.node for device in job.held_devices if device.node in dead}
             if job.told and job.told.directive.action == "lost":
-                dead -= set(job.told.directive.nodes)
-            if dead:
-                nodes = tuple(sorted(dead))
+                lost -= set(job.told.directive.nodes)
+            if lost:
+                nodes = tuple(sorted(lost))
                 # What it may have taken up by now stays kept: only its next notice tells.
                 devices = job.told.devices if job.told else ()
                 directive = self._directive("lost", reasons.lost(job.notice, nodes), nodes=nodes)
                 self._decide(job.notice.job, directive, devices)
 
-    def _is_dead(self, device: DeviceId) -> bool:
-        node = self.fleet.nodes.get(device.node)
-        return node is not None and not node.alive
+    # -- what the core has decided --------------------------------------------------------------------------------
 
-    # -- waiting jobs ---------------------------------------------------------------------------------------------
+    def _obey(self, actions: tuple[Action, ...]) -> None:
+        victims: dict[str, list[JobNotice]] = {}
+        for action in actions:
+            if action.kind == "preempt" and action.beneficiary is not None:
+                victims.setdefault(action.beneficiary.id, []).append(self._notice(action.job))
+        for action in actions:
+            notice = self._notice(action.job)
+            if action.kind == "place":
+                devices = self.bridge.take(action.places)
+                free = None if action.why[0] == "held" else int(str(action.why[2]))
+                self._decide(
+                    notice.job,
+                    self._directive(
+                        "place",
+                        reasons.placed(notice, devices, free, resumes=notice.epoch > 0),
+                        devices=devices,
+                        device_of_rank=gang_of(notice.demand).device_of_rank,
+                        request=notice.request,
+                    ),
+                    devices,
+                )
+            elif action.kind == "preempt" and action.beneficiary is not None:
+                job = action.beneficiary
+                width, free = int(str(action.why[3])), int(str(action.why[4]))
+                text = reasons.preempted(self._notice(job), width, free, victims[job.id])
+                self._decide(notice.job, self._directive("preempt", text), beneficiary=JobId(job.id))
+            elif action.kind == "preempt":
+                room = self.bridge.rooms[str(action.why[1])]
+                self._decide(notice.job, self._directive("preempt", reasons.drained(notice, room.node)))
+            else:  # no job has several widths yet, and the live settings move none
+                raise AssertionError(f"Nobody can {action.kind} {notice.job} yet.")
 
-    def _serve(self, job: JobState) -> None:
-        """Places a waiting job, or keeps devices for it and preempts, or says why it waits."""
-        fleet, demand, name = self.fleet, job.notice.demand, job.notice.job
-        gang = gang_of(demand)
-        shape = (demand.tier, demand.numerics and class_key(demand.numerics), demand.accelerator, gang)
-        reason = self.blocked.get(shape) or self._never(job, gang)
-        if reason:
-            self.waiting[name] = self.blocked[shape] = reason
-            return
-        usable = fleet.usable(demand)
-        placed = self._find(job, gang, usable)
-        cool = cool_until(job)
-        if placed and cool and cool > self.now:
-            self.looks.append(cool)
-            self._claim(job, placed, reasons.cooling((cool - self.now).total_seconds()))
-        elif placed:
-            text = reasons.placed(job.notice, placed.devices, count(usable), job.notice.epoch > 0)
-            directive = self._directive(
-                "place", text, devices=placed.devices, device_of_rank=placed.device_of_rank, request=job.notice.request
-            )
-            fleet.take(placed.devices)
-            self.places += 1
-            self._decide(name, directive, placed.devices)
-        else:
-            self._reclaim(job, gang, usable, shape)
+    # -- why it waits ---------------------------------------------------------------------------------------------
 
-    def _find(self, job: JobState, gang: Gang, usable: Rooms) -> Fit | None:
-        """A fit, on what was kept for the job before if that will do: plans should not wander."""
-        if job.claims:
-            kept = set(job.claims)
-            claimed = {
-                key: {node: [device for device in devices if device in kept] for node, devices in rooms.items()}
-                for key, rooms in usable.items()
-            }
-            if placed := find(gang, claimed):
-                return placed
-        return find(gang, usable)
-
-    def _reclaim(self, job: JobState, gang: Gang, usable: Rooms, shape: tuple[object, ...]) -> None:
-        fleet, demand, name = self.fleet, job.notice.demand, job.notice.job
-        free = count(usable)
-        soon = fleet.usable(demand, freeing=True)
-        target = self._find(job, gang, soon)
-        if target is None:
-            lower = [other for other in self.state.jobs if self._gives_way(other, job)]
-            ready = [other for other in lower if self._is_ready(other)]
-            victims = victims_for(gang, soon, ready)
-            if victims is None:
-                self.waiting[name] = self.blocked[shape] = self._blocked(job, gang, free, soon, lower, ready)
-                self._reserve(job, gang, usable)
-                return
-            text = reasons.preempted(job.notice, gang.width, free, [victim.notice for victim in victims])
-            for victim in victims:
-                fleet.surrender(victim)
-                self._decide(victim.notice.job, self._directive("preempt", text), beneficiary=name)
-            target = find(gang, fleet.usable(demand, freeing=True))
-            if target is None:  # proved above
-                raise AssertionError(f"The victims chosen for {name} do not make it fit.")
-        givers = [giver.notice for giver in fleet.givers(target.devices)]
-        self._claim(job, target, reasons.claimed(gang.width, free, givers))
-
-    def _claim(self, job: JobState, target: Fit, reason: str) -> None:
-        self.fleet.keep(job.notice.job, target.devices)
-        self.claims.append(Claim(job.notice.job, target.devices))
-        self.waiting[job.notice.job] = reason
-
-    def _gives_way(self, other: JobState, job: JobState) -> bool:
+    def _waits(self, job: JobState, known: Job) -> str:
+        """What a job waits for; empty where it was not its turn in this plan."""
         demand = job.notice.demand
-        lower = TIER_RANK[other.notice.demand.tier] > TIER_RANK[demand.tier]
-        if not lower or not may_give_way(other) or other.notice.job in self.decisions:
-            return False
-        pools = {pool.key for pool in self.fleet.suits(demand)}
-        devices = self.fleet.of_its_model(demand, other.notice.devices)
-        return any(self.fleet.pool_of[device.node] in pools for device in devices)
-
-    def _is_ready(self, job: JobState) -> bool:
-        cool = cool_until(job)
-        if cool is None or cool <= self.now:
-            return True
-        self.looks.append(cool)
-        return False
-
-    def _never(self, job: JobState, gang: Gang) -> str:
-        """Why a job can never run on the fleet as it is; empty if it can."""
-        fleet, demand = self.fleet, job.notice.demand
-        if not fleet.alive:
+        if not self.bridge.alive:
             return reasons.no_nodes()
-        capacity = fleet.capacity(demand)
-        if find(gang, capacity):
+        size = self._size(known)
+        if not size.fits:
+            return reasons.never(demand, known.ranks, size.total, size.most)
+        if known.claim:
+            return reasons.claimed(known.ranks, known.ranks - known.missing, self._givers(known))
+        about = self._surroundings(known)
+        if known.not_before > self.bridge.time and about.free >= known.ranks:
+            return reasons.cooling(known.not_before - self.bridge.time)
+        tried = known
+        if not known.why and known.not_before <= self.bridge.time:
+            head = self.bridge.book.waiting.head_of(known)
+            if head is None or not head.why:
+                return ""
+            tried = head
+        key = (known.ask.pools, known.rank, known.ranks, known.ask.tier, known.tenant.name)
+        text = self.texts.get(key)
+        if text is None:
+            text = self.texts[key] = self._unpromised(tried) + reasons.blocked(
+                known.ranks,
+                about.free,
+                about.lower,
+                about.kept,
+                about.cordoned,
+                about.stopping,
+                about.starting,
+                ended=any(item.devices for item in self.state.draining),
+            )
+        return text
+
+    def _unpromised(self, tried: Job) -> str:
+        """Why a guaranteed job has no promise yet; empty where it has, or only a place is missing."""
+        promise = tried.why[4:] if tried.why[:1] == ("blocked",) else ()
+        if not promise:
             return ""
-        most = max((len(devices) for rooms in capacity.values() for devices in rooms.values()), default=0)
-        return reasons.never(demand, gang.width, count(capacity), most)
+        code, name, promised, _, most, *_ = promise
+        level, figures = LEVELS[tried.ask.tier], (float(str(promised)), float(str(most)))
+        if code == "quota":
+            return reasons.over_quota(level, str(name), *figures)
+        return reasons.over_cap(level, *figures) if promised else ""
 
-    def _blocked(
-        self,
-        job: JobState,
-        gang: Gang,
-        free: int,
-        soon: Rooms,
-        lower: Sequence[JobState],
-        ready: Sequence[JobState],
-    ) -> str:
-        fleet, demand = self.fleet, job.notice.demand
-        theirs = sum(len(fleet.of_its_model(demand, other.notice.devices)) for other in lower)
-        everything = fleet.with_jobs(demand, soon, lower)
-        if len(ready) < len(lower) and find(gang, everything):
-            cool = max(time for other in lower if (time := cool_until(other)))
-            return reasons.victims_settle(gang.width, free, theirs, (cool - self.now).total_seconds())
-        if find(gang, fleet.with_draining(demand, everything)):
-            return reasons.draining(gang.width, free)
-        return reasons.blocked(gang.width, free, theirs, count(fleet.kept(demand)))
+    def _surroundings(self, known: Job) -> _Surroundings:
+        key = (known.ask.pools, known.rank)
+        found = self.around.get(key)
+        if found is None:
+            pools = [self.bridge.book.pools[key] for key in known.ask.pools]
+            there = [job for job in self.bridge.book.jobs.values() if job.pool in pools]
+            lower = max(pool.low if known.rank <= LENT else 0 for pool in pools)
+            lower += max(pool.mid if known.rank < STANDARD else 0 for pool in pools)
+            if known.rank == LENT:  # its like give it nothing
+                lower = max(lower - sum(job.width for job in there if job.rank == LENT), 0)
+            found = self.around[key] = _Surroundings(
+                max(pool.free for pool in pools),
+                lower,
+                max(sum(node.held for node in pool.nodes.values()) for pool in pools),
+                sum(
+                    len(room.open)
+                    for room in self.bridge.rooms.values()
+                    if room.pool in known.ask.pools and room.node.name in self.bridge.cordoned
+                ),
+                self._notices(there, State.STOPPING),
+                self._notices([job for job in there if job.rank > known.rank], State.CHANGING),
+            )
+        return found
 
-    def _reserve(self, job: JobState, gang: Gang, usable: Rooms) -> None:
-        """Smaller jobs of its tier may overtake a blocked job for a while; then free devices are kept for it."""
-        patient_until = (job.waits_since or self.now) + timedelta(seconds=PATIENCE_S)
-        if patient_until > self.now:
-            self.looks.append(patient_until)
-            return
-        pools = [[device for devices in rooms.values() for device in devices] for rooms in usable.values()]
-        kept = max(pools, key=len)[: gang.width] if pools else []
-        self.fleet.kept_in_tier[job.notice.demand.tier].update(kept)
+    def _notices(self, jobs: list[Job], state: State) -> list[JobNotice]:
+        names = [JobId(job.id) for job in jobs if job.state is state and job.id in self.bridge.jobs]
+        return [self.bridge.jobs[name].notice for name in names]
+
+    def _size(self, known: Job) -> _Size:
+        key = (known.ask.pools, known.ranks, known.unit)
+        found = self.sizes.get(key)
+        if found is None:
+            by_pool: dict[str, list[int]] = {pool: [] for pool in known.ask.pools}
+            for room in self.bridge.rooms.values():
+                if room.pool in by_pool:
+                    by_pool[room.pool].append(len(room.devices))
+            fits = any(
+                sum(size // known.unit * known.unit for size in sizes) >= known.ranks for sizes in by_pool.values()
+            )
+            total = max((sum(sizes) for sizes in by_pool.values()), default=0)
+            found = self.sizes[key] = _Size(
+                fits, total, max((max(sizes, default=0) for sizes in by_pool.values()), default=0)
+            )
+        return found
+
+    def _givers(self, job: Job) -> list[JobNotice]:
+        """Jobs that are giving up devices that this one is owed."""
+        found = dict.fromkeys(other for node in job.claim if node.owed.get(job) for other in node.jobs)
+        return self._notices(sorted(found, key=lambda other: other.id), State.STOPPING)
 
     # -- persons' moves -------------------------------------------------------------------------------------------
 
-    def _answer(self, job: JobState) -> None:
-        notice, fleet = job.notice, self.fleet
+    def _moves(self) -> None:
+        book = self.bridge.book
+        wanted = [job for job in self.state.jobs if job.notice.wants == "move" and job.told is None]
+        for job in sorted(wanted, key=lambda job: (job.notice.demand.submitted_at, job.notice.job)):
+            done = job.notice.request == job.answered != ""
+            known = book.jobs.get(job.notice.job)
+            if job.notice.job not in self.decisions and not done:
+                self._answer(job, known)
+
+    def _answer(self, job: JobState, known: Job | None) -> None:
+        notice, bridge = job.notice, self.bridge
         name = notice.move_to or ""
-        node = fleet.alive.get(name) or fleet.alive.get(name.rpartition("@")[0])
+        node = bridge.alive.get(name) or bridge.alive.get(name.rpartition("@")[0])
         width = len(notice.devices)
         if node is None:
-            return self._refuse(job, reasons.unknown_node(name, fleet.alive))
-        if not notice.devices:
+            return self._refuse(job, reasons.unknown_node(name, bridge.alive))
+        if known is None or known.state is not State.RUNNING:
             return self._refuse(job, reasons.nothing_to_move(notice))
         if all(device.node == node.node for device in notice.devices):
             return self._refuse(job, reasons.already_there(name))
-        demand, pool = notice.demand, fleet.pool_of[node.node]
-        there = fleet.capacity(demand).get(pool, {}).get(node.node)
-        if there is None:
+        demand = notice.demand
+        if demand.numerics is not None and class_key(demand.numerics) != class_key(node.numerics):
             return self._refuse(job, reasons.node_unsuitable(name, "its numerics class is another"))
+        there = [room for room in bridge.rooms.values() if room.node == node.node and room.pool in known.ask.pools]
         if not there:
             return self._refuse(job, reasons.node_unsuitable(name, f"it has no {demand.accelerator or 'device'}"))
-        usable = fleet.usable(demand)[pool][node.node]
-        free = len(usable)
-        placed = fit(Gang(demand.ranks, width, demand.ranks_per_group), {node.node: usable})
-        if placed is None:
+        if node.node.name in bridge.cordoned:
+            return self._refuse(job, reasons.cordoned(name))
+
+        def free_in(room: Room) -> int:
+            return bridge.book.nodes[room.name].free if node.node not in bridge.closed else 0
+
+        best = max(there, key=free_in)
+        free = free_in(best)
+        if free < width:
             return self._refuse(job, reasons.node_full(name, width, free))
-        fleet.take(placed.devices)
+        target = {bridge.book.nodes[best.name]: width}
+        bridge.book.give(known, target, bridge.time, target=target)
+        devices = bridge.take(target)
         directive = self._directive(
             "migrate",
             reasons.moved(notice, node.node, width, free),
-            devices=placed.devices,
-            device_of_rank=placed.device_of_rank,
+            devices=devices,
+            device_of_rank=gang_of(demand).device_of_rank,
             request=notice.request,
         )
-        return self._decide(notice.job, directive, placed.devices)
+        return self._decide(notice.job, directive, devices)
 
     def _refuse(self, job: JobState, reason: str) -> None:
         self._decide(job.notice.job, self._directive("refuse", reason, request=job.notice.request))
 
     # -- helpers --------------------------------------------------------------------------------------------------
+
+    def _notice(self, job: Job) -> JobNotice:
+        return self.bridge.jobs[JobId(job.id)].notice
 
     def _decide(
         self,
@@ -319,11 +366,6 @@ class _Round:
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].removesuffix('.')}."
-
-
-def _waits(job: JobState) -> bool:
-    notice = job.notice
-    return notice.wants == "devices" and not notice.held and not notice.devices and job.told is None
 
 
 def _patience(told: Told) -> float:

@@ -39,16 +39,22 @@ def where(placed: Sequence[DeviceId]) -> str:
 # -- decisions -------------------------------------------------------------------------------------------------
 
 
-def placed(notice: JobNotice, on: Sequence[DeviceId], free: int, resumes: bool) -> str:
-    """Why a job is placed."""
+def placed(notice: JobNotice, on: Sequence[DeviceId], free: int | None, *, resumes: bool) -> str:
+    """Why a job is placed. `free`: devices that were; None where they were kept for it."""
     what = "resumes" if resumes else "starts"
-    return f"{job_name(notice)} needs {devices(len(on))}, {are(free)} free: {what} on {where(on)}."
+    had = "which were freed for it" if free is None else f"{are(free)} free"
+    return f"{job_name(notice)} needs {devices(len(on))}, {had}: {what} on {where(on)}."
 
 
 def preempted(notice: JobNotice, width: int, free: int, victims: Sequence[JobNotice]) -> str:
     """Why jobs are preempted, told to each of them."""
     taken = listed(f"{job_name(victim)} ({where(victim.devices)})" for victim in victims)
     return f"{job_name(notice)} needs {devices(width)}, {are(free)} free: preempts {taken}."
+
+
+def drained(notice: JobNotice, node: NodeId) -> str:
+    """Why a job leaves a node that a person drains."""
+    return f"A person drains {node.name}: {job_name(notice)} stops with a checkpoint and goes on elsewhere."
 
 
 def moved(notice: JobNotice, node: NodeId, width: int, free: int) -> str:
@@ -87,6 +93,11 @@ def node_unsuitable(name: str, problem: str) -> str:
     return f"{name} does not suit the job: {problem}."
 
 
+def cordoned(name: str) -> str:
+    """A move to a node on which nothing new is placed."""
+    return f"{name} is cordoned: nothing new is placed there until `ergo node uncordon {name}`."
+
+
 def already_there(name: str) -> str:
     """A move to where the job is."""
     return f"The job is on {name} already."
@@ -117,33 +128,68 @@ def no_nodes() -> str:
     return "the fleet has no node"
 
 
-def blocked(width: int, free: int, lower: int, kept: int) -> str:
-    """Neither free devices nor preemption help now."""
+def blocked(
+    width: int,
+    free: int,
+    lower: int,
+    kept: int,
+    cordoned: int,
+    stopping: Sequence[JobNotice],
+    starting: Sequence[JobNotice],
+    *,
+    ended: bool,
+) -> str:
+    """Neither free devices nor preemption help now.
+
+    Args:
+        width: devices that it needs.
+        free: devices that are free, where most are.
+        lower: devices of running jobs that would give way to it.
+        kept: devices that are kept for others.
+        cordoned: devices that are free on cordoned nodes.
+        stopping: jobs that are giving theirs up.
+        starting: jobs of lower tiers that are being started, and are left alone until they run.
+        ended: whether there are devices of ended jobs that may still have processes.
+    """
     text = f"{free} of {devices(width)} free"
     if kept:
         text += f" ({kept} more kept for jobs before it)"
+    if cordoned:
+        text += f" ({cordoned} more on cordoned nodes)"
+    if stopping:
+        return f"{text}; waits for {_givers(stopping)} to stop"
+    if ended:
+        return f"{text}; waits for the processes of an ended job to be gone"
+    if starting:
+        return f"{text}; {_givers(starting)} {'is' if len(starting) == 1 else 'are'} being started"
     if lower:
         return f"{text}; with the {devices(lower)} of lower tiers it still does not fit"
     return f"{text}; nothing of a lower tier to preempt"
 
 
-def victims_settle(width: int, free: int, lower: int, seconds: float) -> str:
-    """Preemption would help, but those jobs were placed just now."""
-    return (
-        f"{free} of {devices(width)} free; {devices(lower)} of lower tiers were placed just now "
-        f"and are left alone for {seconds:.0f} s"
-    )
+def over_quota(level: float, tenant: str, promised: float, quota: float) -> str:
+    """No level can be promised: the tenant's quota is used up. Figures in devices times level."""
+    return f"{_unpromised(level)}: {tenant} has {promised:.4g} of a quota of {quota:.4g} devices; "
+
+
+def over_cap(level: float, promised: float, cap: float) -> str:
+    """No level can be promised: the fleet's capacity is. Figures in devices times level."""
+    return f"{_unpromised(level)}: {promised:.4g} of the {cap:.4g} devices that may be promised are; "
+
+
+def _unpromised(level: float) -> str:
+    return f"its {100 * level:.0f} % is not promised yet"
 
 
 def claimed(width: int, free: int, givers: Sequence[JobNotice]) -> str:
     """Others are giving theirs up."""
-    names = listed(f"{job_name(giver)} ({where(giver.devices)})" for giver in givers)
-    return f"{free} of {devices(width)} free; waits for {names} to stop"
+    if not givers:
+        return f"{free} of {devices(width)} free; waits for the processes of an ended job to be gone"
+    return f"{free} of {devices(width)} free; waits for {_givers(givers)} to stop"
 
 
-def draining(width: int, free: int) -> str:
-    """Devices of a job that ended without telling are not known to be empty."""
-    return f"{free} of {devices(width)} free; waits for the processes of an ended job to be gone"
+def _givers(notices: Sequence[JobNotice]) -> str:
+    return listed(f"{job_name(item)} ({where(item.devices)})" if item.devices else job_name(item) for item in notices)
 
 
 def cooling(seconds: float) -> str:

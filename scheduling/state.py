@@ -8,18 +8,23 @@ All collections are sorted tuples, so that equal states are equal bytes.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any, cast
 
 import orjson
 
-from model.codec import from_json, to_json
+from model.codec import from_value, parse_json, to_json
 from model.control import AddressedDirective, Directive, JobNotice
-from model.ids import DeviceId, Epoch, Generation, JobId, NodeId
+from model.errors import ModelError
+from model.ids import DeviceId, Epoch, Generation, JobId, NodeId, TenantId
+from model.job_spec import Tier
 from model.manifest import NumericsClass
 from model.shape import Shape
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+"""Version 1 held claims on devices and times of the simple policy before; what it says of devices and jobs is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +65,113 @@ class Told(Shape):
     beneficiary: JobId | None = None
 
 
+Counts = tuple[tuple[str, int], ...]
+"""Devices by room (a node's devices of one model, see `scheduling.bridge`), in the order of names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account(Shape):
+    """What the policy remembers of a job; `scheduling.core.model.Job` says what each is. Times in seconds
+    since 1970.
+
+    Attributes:
+        state: a `core.model.State`: what the plan before has made of it.
+        admitted: None before its level is promised.
+        due, key: None for never.
+    """
+
+    state: int
+    claim: Counts = ()
+    claimed_at: float = 0.0
+    claim_until: float = 0.0
+    reserves: bool = False
+    admitted: float | None = None
+    promised_in: str = ""
+    window_start: float = 0.0
+    window_end: float = 0.0
+    delivered: float = 0.0
+    served: float = 0.0
+    rate: int = 0
+    at: float = 0.0
+    changed: float = 0.0
+    due: float | None = None
+    key: float | None = None
+    not_before: float = 0.0
+    waits_since: float = 0.0
+    hours: int = 0
+    below: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TenantState(Shape):
+    """A tenant.
+
+    Attributes:
+        under: the tenant above it; empty for none.
+        quota: devices times level that may be promised to it and those below it; None for any.
+        weight: its share beside other tenants of the basic tier.
+        usage: device-seconds that count less the older they are, up to `at`; see `scheduling.core.service.spend`.
+    """
+
+    name: str
+    under: str = ""
+    quota: float | None = None
+    weight: float = 1.0
+    usage: float = 0.0
+    at: float = 0.0
+
+
+def above(name: str, tenants: Mapping[str, TenantState]) -> tuple[str, ...]:
+    """A tenant and those above it, from below."""
+    found = [name]
+    while (known := tenants.get(found[-1])) is not None and known.under and known.under not in found:
+        found.append(known.under)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState(Shape):
+    """What the jobs of a tenant and tier that have ended were given.
+
+    Attributes:
+        hours: job-hours in which a level was promised, counted from each job's admission; `below` of them missed it.
+        served_s: device-seconds.
+    """
+
+    tenant: TenantId
+    tier: Tier
+    jobs: int = 0
+    hours: int = 0
+    below: int = 0
+    served_s: float = 0.0
+
+    def plus(self, other: ServiceState) -> ServiceState:
+        """The sum."""
+        return replace(
+            self,
+            jobs=self.jobs + other.jobs,
+            hours=self.hours + other.hours,
+            below=self.below + other.below,
+            served_s=self.served_s + other.served_s,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class JobState(Shape):
     """A job by its newest notice.
 
     Attributes:
         told: what it has not answered yet.
-        claims: devices that are kept for it while others give theirs up.
+        account: what the policy remembers of it; None before the first plan with it.
         waiting: the reason for waiting that it was told last, and when.
-        waits_since: since when it wants devices and has none.
-        changed_at: when it was last placed, moved or preempted: it is left alone for a while.
         answered: the request to move that was done last; its notice may still name it for a moment.
     """
 
     notice: JobNotice
     told: Told | None = None
-    claims: tuple[DeviceId, ...] = ()
+    account: Account | None = None
     waiting: str = ""
     waiting_at: datetime | None = None
-    waits_since: datetime | None = None
-    changed_at: datetime | None = None
     answered: str = ""
 
     @property
@@ -131,6 +223,9 @@ class ClusterState(Shape):
         settle_until: nothing is given away before: the state was restored from an older snapshot, and jobs are asked
             to tell theirs again.
         ask: jobs that are to be asked with the next plan.
+        cordoned: nodes, by name, on which nothing new is placed; with whether they are also emptied.
+        service: of jobs that have ended, by tenant and tier.
+        grown_at, turned_at: those of `scheduling.core.book.Book`.
     """
 
     cluster: str
@@ -142,6 +237,11 @@ class ClusterState(Shape):
     ended: tuple[Ended, ...] = ()
     settle_until: datetime | None = None
     ask: tuple[JobId, ...] = ()
+    cordoned: tuple[tuple[str, bool], ...] = ()
+    tenants: tuple[TenantState, ...] = ()
+    service: tuple[ServiceState, ...] = ()
+    grown_at: float = 0.0
+    turned_at: float = 0.0
 
     def job(self, job: JobId) -> JobState | None:
         """A job by its id; a scan, for tests and people."""
@@ -154,12 +254,30 @@ class ClusterState(Shape):
 
     @classmethod
     def from_json(cls, data: bytes) -> ClusterState:
-        """Reads a snapshot.
+        """Reads a snapshot of this version or of the one before.
 
         Raises:
-            ModelError: ``model.json`` or ``model.invalid``.
+            ModelError: ``model.json`` or ``model.invalid``, or ``state.version`` for a version that is not known.
         """
-        return from_json(cls, data)
+        value: object = parse_json(cls.__name__, data)
+        fields: dict[str, Any] = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        version = fields.get("version")
+        if version == 1:
+            return from_value(cls, _of_version_1(fields))
+        if isinstance(version, int) and version != STATE_VERSION:
+            raise ModelError(
+                f"The scheduler's snapshot is of version {version}; this build reads 1 and {STATE_VERSION}.",
+                code="state.version",
+            )
+        return from_value(cls, cast(object, value))
+
+
+def _of_version_1(value: dict[str, Any]) -> dict[str, Any]:
+    jobs = [
+        {key: item for key, item in job.items() if key not in ("claims", "waits_since", "changed_at")}
+        for job in value.get("jobs", ())
+    ]
+    return {**value, "version": STATE_VERSION, "jobs": jobs}
 
 
 def digest_of(data: bytes) -> str:
@@ -189,28 +307,23 @@ class Decision(Shape):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim(Shape):
-    """Devices kept for a job until it can be placed on them."""
-
-    job: JobId
-    devices: tuple[DeviceId, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Plan(Shape):
     """What is to be done now.
 
     Attributes:
         decisions: at most one for each job, in the order in which they were made.
-        claims: all claims from now on; others lapse.
         waiting: (job, reason) of every job that waits.
         wake_s: seconds until the plan may change without anything coming in.
+        accounts: what is to be remembered of each job, and of `tenants`; `grown_at`, `turned_at` as in the state.
     """
 
     decisions: tuple[Decision, ...]
-    claims: tuple[Claim, ...]
     waiting: tuple[tuple[JobId, str], ...]
     wake_s: float
+    accounts: tuple[tuple[JobId, Account], ...] = ()
+    tenants: tuple[TenantState, ...] = ()
+    grown_at: float = 0.0
+    turned_at: float = 0.0
 
     @property
     def summary(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,17 @@ def fleet(watch: Watch = False, as_json: AsJson = False) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class TypeRow:
+    """Devices of one accelerator model: all, in use, free, and free on nodes that are cordoned or drained."""
+
+    accelerator: str
+    devices: int
+    held: int
+    free: int
+    cordoned: int
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
     """The fleet at a moment.
 
@@ -56,6 +67,7 @@ class Overview:
         ages_s: seconds since a node has renewed its lease, by name, by the clocks of the store and of this machine.
         views: the jobs that hold devices.
         scheduler: None where it does not answer.
+        cordoned: nodes on which nothing new is placed, by name, with whether they are also drained.
     """
 
     cluster: str
@@ -64,6 +76,24 @@ class Overview:
     views: tuple[JobView, ...]
     scheduler: ClusterView | None
     time: datetime
+    cordoned: Mapping[str, bool] = field(default_factory=dict[str, bool])
+
+    def order(self, node: NodeRecord) -> str:
+        """``cordoned``, ``draining`` or nothing."""
+        drained = self.cordoned.get(node.node.name)
+        return "" if drained is None else "draining" if drained else "cordoned"
+
+    def by_type(self) -> list[TypeRow]:
+        """Devices of nodes that are alive, by accelerator model."""
+        found: dict[str, list[int]] = {}
+        for node in self.nodes:
+            if self.state(node) != "alive":
+                continue
+            for device in node.devices:
+                counts = found.setdefault(device.accelerator, [0, 0, 0, 0])
+                counts[0] += 1
+                counts[1 if self.on_device(device.id) else 3 if self.order(node) else 2] += 1
+        return [TypeRow(name, *found[name]) for name in sorted(found)]
 
     def state(self, node: NodeRecord) -> str:
         """``alive``, ``silent`` (its lease is over), ``lost`` or ``left``."""
@@ -94,6 +124,7 @@ class Overview:
                 "waiting_batches": self.scheduler.waiting_batches,
                 "undelivered": self.scheduler.undelivered,
             },
+            "types": [asdict(row) for row in self.by_type()],
             "nodes": [self._node(node) for node in self.nodes],
         }
 
@@ -103,6 +134,7 @@ class Overview:
             "name": node.node.name,
             "incarnation": node.node.incarnation,
             "state": self.state(node),
+            "order": self.order(node),
             "address": node.address,
             "lease_s": node.lease_s,
             "lease_age_s": None if age is None else round(age, 1),
@@ -124,9 +156,11 @@ class Overview:
 
 async def overview(fleet: Fleet) -> Overview:
     """Looks at nodes, jobs and scheduler, all at once."""
+    from cli.fleet.operate import state_of
     from cli.fleet.overview import list_jobs
 
     records, listing, scheduler = await asyncio.gather(fleet.all_nodes(), list_jobs(fleet), fleet.scheduler())
+    state = await state_of(fleet, scheduler) if scheduler is not None else None
     now = datetime.now(UTC)
     return Overview(
         cluster=fleet.settings.cluster,
@@ -135,6 +169,7 @@ async def overview(fleet: Fleet) -> Overview:
         views=tuple(view for view in listing.views.values() if view.placement),
         scheduler=scheduler,
         time=now,
+        cordoned=dict(state.cordoned) if state is not None else {},
     )
 
 
@@ -148,7 +183,7 @@ def nodes_table(seen: Overview) -> Table:
         state, age = seen.state(node), seen.ages_s.get(node.node.name)
         head = [
             node.node.name,
-            f"[{colours[state]}]{state}[/]",
+            f"[{colours[state]}]{state}[/]" + (f", {seen.order(node)}" if seen.order(node) else ""),
             "" if age is None or node.left else f"{age:.0f} of {node.lease_s:.0f} s",
         ]
         if node.left:
@@ -161,7 +196,7 @@ def nodes_table(seen: Overview) -> Table:
                 "/".join(device.id.path),
                 device.accelerator,
                 words.size(device.memory_bytes) if device.memory_bytes else "",
-                ", ".join(jobs) or ("free" if state == "alive" else ""),
+                ", ".join(jobs) or ("free" if state == "alive" and not seen.order(node) else ""),
             )
     return made
 
@@ -174,12 +209,12 @@ def _head(seen: Overview) -> str:
     from cli.fleet import words
 
     alive = [node for node in seen.nodes if seen.state(node) == "alive"]
-    devices = [device.id for node in alive for device in node.devices]
-    used = sum(bool(seen.on_device(device)) for device in devices)
-    return (
-        f"cluster {seen.cluster}: {words.counted(len(alive), 'node')}, "
-        f"{used} of {words.counted(len(devices), 'device')} in use"
-    )
+    kinds = [
+        f"{words.counted(row.devices, 'device')} of {row.accelerator}: {row.held} in use, {row.free} free"
+        + (f", {row.cordoned} on cordoned nodes" if row.cordoned else "")
+        for row in seen.by_type()
+    ]
+    return "; ".join([f"cluster {seen.cluster}: {words.counted(len(alive), 'node')}", *kinds])
 
 
 def _show(seen: Overview, *, as_json: bool) -> None:

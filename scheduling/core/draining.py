@@ -22,6 +22,10 @@ def move(planner: Planner, job: Job, node: Node, why: tuple[object, ...]) -> Non
     """Takes a job off one node: its devices there are replaced, or the job shrinks, or it stops and waits."""
     book, now = planner.book, planner.now
     kept: Places = {other: count for other, count in job.given.items() if other is not node}
+    if not planner.settings.moves:
+        book.stop(job, now)
+        planner.act("preempt", job, {}, why)
+        return
     found = find(node.pool, job.given[node], job.unit)
     if found is not None:
         target = dict(kept)

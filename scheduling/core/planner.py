@@ -274,7 +274,7 @@ class Planner:
         best: tuple[Reclaim, Pool] | None = None
         for pool in pools if seeks else ():
             way = None
-            if job.unit > 1 and not job.width:
+            if job.unit > 1 and not job.width and self.settings.moves:
                 way = make_room(self.settings, pool, job, self.now)
             if way is None and (rank < BASIC or self._turn):
                 way = Reclaimer(self.settings, self.book.waiting, job, extra, self.now, rank, urgent).find(pool)

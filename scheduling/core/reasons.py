@@ -109,6 +109,8 @@ def _makes_room(action: Action, _: str, width: int, free: int, cost: int) -> str
 
 def _drains(action: Action, node: str, no_room: str = "", free: int = 0) -> str:
     name = _name(action.job)
+    if not no_room and action.kind == "preempt":
+        return f"{name} is preempted, and goes on elsewhere: {node} is being emptied."
     if not no_room:
         return f"{name} moves off {node}, which is being emptied: it will have {_where(action)}."
     what = (

@@ -86,6 +86,11 @@ class Waiting:
             group.failed_at = -1
         heapq.heappush(group.heap, (order, job.ticket, job))
 
+    def head_of(self, job: Job) -> Job | None:
+        """The first job of the group that a waiting job is in; None for one that is in none."""
+        group = self._groups.get(self._key(job)[0])
+        return group.head() if group is not None and job.ticket != PARKED else None
+
     def park(self, job: Job) -> None:
         """A job waits, but for something else than its turn: it is not tried until it is added again."""
         self.remove(job)

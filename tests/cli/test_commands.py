@@ -234,7 +234,7 @@ async def test_fleet(ergo, job, client, store):
     await listed(client, 1)
     done = await ergo("fleet")
     assert f"{handle.id} (rank 1)" in done.out
-    assert "1 node, 2 of 2 devices in use" in done.err
+    assert "1 node; 2 devices of cpu: 2 in use, 0 free" in done.err
     assert "the scheduler does not answer" in done.err
     fields = json.loads((await ergo("fleet", "--json")).out)
     assert fields["scheduler"] is None

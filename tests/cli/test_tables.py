@@ -168,6 +168,15 @@ def test_list_of_nodes():
     ]
 
 
+def test_devices_by_type_and_nodes_that_are_cordoned():
+    seen = replace(overview(node_1=1.2), cordoned={"node-1": False, "node-2": True})
+    assert nodes._head(seen) == "cluster local: 2 nodes; 3 devices of cpu: 2 in use, 0 free, 1 on cordoned nodes"
+    assert shown(nodes.nodes_table(seen))[1].startswith("node-1  alive, cordoned")
+    fields = seen.to_json()
+    assert fields["types"] == [{"accelerator": "cpu", "devices": 3, "held": 2, "free": 0, "cordoned": 1}]
+    assert [node["order"] for node in fields["nodes"]] == ["cordoned", "draining"]
+
+
 def test_fields_of_the_fleet():
     fields = overview(node_1=1.26).to_json()
     assert fields["cluster"] == "local"

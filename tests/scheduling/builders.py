@@ -5,11 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from model.control import AddressedDirective, Demand, InboxBatch, JobClosed, JobNotice, NodeNotice
+from model.control import (
+    AddressedDirective,
+    Demand,
+    InboxBatch,
+    JobClosed,
+    JobNotice,
+    NodeNotice,
+)
 from model.ids import DeviceId, Epoch, Generation, JobId, NodeId, TenantId
 from model.job_spec import Tier
 from model.job_state import JobPhase
 from model.manifest import NumericsClass
+from model.orders import NodeOrder, QuotaOrder
 from scheduling.ledger import apply, commit
 from scheduling.policy import decide
 from scheduling.state import ClusterState, JobState, Plan
@@ -35,7 +43,7 @@ def node(name, devices=2, *, alive=True, numerics=CPU, jobs=(), model="cpu") -> 
 def demand(name, ranks=2, tier="basic", *, priority=0, group=1, numerics=None, accelerator=None, after=0.0, **widths):
     return Demand(
         name,
-        TenantId("default"),
+        widths.get("tenant", TenantId("default")),
         Tier(tier),
         priority,
         ranks,
@@ -56,7 +64,7 @@ def notice(name, ranks=2, tier="basic", *, number=1, run="", **fields) -> JobNot
     return JobNotice(job=JobId(name), number=number, workflow_run=run or f"run-{name}", demand=made, **values)
 
 
-_DEMAND = {"priority", "group", "numerics", "accelerator", "after", "min_width", "max_width"}
+_DEMAND = {"priority", "group", "numerics", "accelerator", "after", "min_width", "max_width", "tenant"}
 
 
 class Cluster:
@@ -70,13 +78,17 @@ class Cluster:
         if nodes:
             self.tell(*nodes)
 
-    def tell(self, *items: NodeNotice | JobNotice | JobClosed, after: float = 0.0) -> dict[str, AddressedDirective]:
+    def tell(
+        self, *items: NodeNotice | JobNotice | JobClosed | NodeOrder | QuotaOrder, after: float = 0.0
+    ) -> dict[str, AddressedDirective]:
         """One tick, `after` seconds later; what each job was told."""
         self.now += timedelta(seconds=after)
         batch = InboxBatch(
             tuple(item for item in items if isinstance(item, JobNotice)),
             tuple(item for item in items if isinstance(item, NodeNotice)),
             tuple(item for item in items if isinstance(item, JobClosed)),
+            tuple(item for item in items if isinstance(item, NodeOrder)),
+            tuple(item for item in items if isinstance(item, QuotaOrder)),
         )
         state = apply(self.state, [batch], self.now)
         self.plan = decide(state, self.now)

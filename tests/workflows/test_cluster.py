@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -135,7 +135,8 @@ async def connect(address: str) -> Client:
 @pytest.fixture(autouse=True)
 def short_cool_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests on a real clock do not wait for what protects real checkpoints."""
-    monkeypatch.setattr("scheduling.fleet.COOL_DOWN_S", 0.2)
+    live = constants.LIVE
+    monkeypatch.setattr("scheduling.bridge.LIVE", replace(live, again_s=0.2, cool_s=(0.0, 0.2, 0.2, 0.2)))
 
 
 async def test_premium_preempts_and_basic_resumes(client: Client, tmp_path: Path, golden: Path):
@@ -249,7 +250,7 @@ async def test_a_scheduler_that_was_terminated_goes_on_from_its_newest_snapshot(
 async def test_the_worker_is_killed_again_and_again(tmp_path: Path):
     """The real process, killed at any moment: nothing is lost or doubled, and all jobs end."""
     server = new_temporal(tmp_path / "temporal")
-    server.start()
+    await asyncio.to_thread(server.start)
     (tmp_path / "secret").write_bytes(secrets.token_bytes(32))
     store = tmp_path / "store"
     store.mkdir()
