@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from model.control import AddressedDirective, InboxBatch, JobClosed, JobNotice, NodeNotice
 from model.ids import DeviceId, Epoch, Generation, JobId, NodeId
 from model.job_state import JobPhase
+from model.orders import NodeOrder
 from scheduling.ledger import apply, commit, fold
 from scheduling.policy import decide
 from scheduling.state import ClusterState
@@ -92,6 +93,7 @@ class World:
                 tuple(item for item in items if isinstance(item, JobNotice)),
                 tuple(item for item in items if isinstance(item, NodeNotice)),
                 tuple(item for item in items if isinstance(item, JobClosed)),
+                tuple(item for item in items if isinstance(item, NodeOrder)),
             )
         )
 
@@ -223,6 +225,10 @@ class World:
         if back:
             self.say_node(name)
 
+    def operate(self, name, order):
+        """An operator cordons a node, drains it, or uses it again."""
+        self.say(NodeOrder(name, order))
+
     def repeat(self, index):
         """A batch that is told again."""
         if self.inbox:
@@ -253,6 +259,9 @@ class World:
         assert ClusterState.from_json(self.state.to_json()) == self.state
         for item in done.directives:
             assert item.directive.reason.endswith("."), item.directive.reason
+            cordoned = {device.node.name for device in item.directive.devices} & set(dict(base.cordoned))
+            again = base.job(item.job).told is not None
+            assert again or not cordoned, f"{item.directive} on {cordoned}"
             job = self.live.get(item.job)
             if job is not None:
                 job.mail.append(item)
@@ -277,6 +286,8 @@ class World:
     def come_to_rest(self) -> None:
         """Everything that can run does in the end: no hold, claim or directive is left over."""
         self.nodes_notice()
+        for name in NODES:
+            self.operate(name, "uncordon")
         for job in self.live.values():
             if job.held:
                 job.held = False
@@ -312,6 +323,7 @@ OFTEN = {
     "terminate": 2,
     "nodes_notice": 3,
     "lose_node": 1,
+    "operate": 2,
     "repeat": 2,
 }
 
@@ -334,6 +346,8 @@ def play(random: Random, steps: int) -> World:
                 world.nodes_notice()
             case "lose_node":
                 world.lose_node(random.choice(NODES), random.random() < 0.7)
+            case "operate":
+                world.operate(random.choice(NODES), random.choice(["cordon", "drain", "uncordon", "uncordon"]))
             case "repeat":
                 world.repeat(random.randint(0, 5))
             case _:
