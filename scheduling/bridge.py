@@ -46,7 +46,6 @@ class Room:
     name: str
     node: NodeId
     pool: str
-    model: str
     devices: tuple[DeviceId, ...]
     open: list[DeviceId]
 
@@ -75,7 +74,6 @@ class Bridge:
         """`lost`: jobs that are told now that nodes of theirs are lost."""
         self.state = state
         self.time = seconds(now)
-        self.nodes = {item.node: item for item in state.nodes}
         self.alive = {item.node.name: item for item in state.nodes if item.alive}
         self.jobs = {job.notice.job: job for job in state.jobs}
         self._lost = frozenset(lost)
@@ -194,7 +192,7 @@ class Bridge:
             name = str(item.node) if len(by_model) == 1 else f"{item.node} {model}"
             pool = f"{model}/{digest}"
             self._kinds[pool] = key, model
-            self.rooms[name] = Room(name, item.node, pool, model, tuple(by_model[model]), [])
+            self.rooms[name] = Room(name, item.node, pool, tuple(by_model[model]), [])
             self.room_of.update((device, name) for device in by_model[model])
 
     def _count(self, devices: Iterable[DeviceId]) -> dict[str, int]:
@@ -342,9 +340,7 @@ class Bridge:
 def _begins(was: State, state: State) -> State:
     """The state in which a job is put into the book, so that the way to `state` is one that the book knows."""
     match state:
-        case State.WAITING:
-            return was if was in (State.WAITING, State.HELD) else State.STOPPING
-        case State.HELD:
+        case State.WAITING | State.HELD:
             return was if was in (State.WAITING, State.HELD) else State.STOPPING
         case State.RUNNING:
             return State.CHANGING if was is State.CHANGING else State.RUNNING
