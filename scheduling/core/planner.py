@@ -191,10 +191,10 @@ class Planner:
         while heads and places < settings.places_at_once:
             _, job, group = heapq.heappop(heads)
             rank = group.rank
-            if tries[rank] >= settings.tries_per_rank:
-                continue
             seeks = rank < BASIC or self._turn
             thorough = seeks and fails[rank] < settings.fails_per_rank
+            if tries[rank] >= settings.tries_per_rank or not (thorough or self._any_free(job)):
+                continue
             if self._never(job):
                 group.failed_at = gain_of(job, book.pools)
                 continue
@@ -210,6 +210,10 @@ class Planner:
             following = group.head()
             if following is not None and following is not job:
                 heapq.heappush(heads, (book.waiting.order(group, following, now), following, group))
+
+    def _any_free(self, job: Job) -> bool:
+        least = job.widths[0]
+        return any(pool.free >= least for pool in self._pools(job))
 
     def _never(self, job: Job) -> bool:
         """It fits nowhere, not even on an empty fleet."""

@@ -78,7 +78,7 @@ class Settings:
     age_s: float = 6 * HOUR_S
     served_bands: tuple[float, ...] = (HOUR_S, 8 * HOUR_S, 64 * HOUR_S, 512 * HOUR_S)
     fails_per_rank: int = 24
-    tries_per_rank: int = 200
+    tries_per_rank: int = 64
     reclaim_nodes: int = 16
     blast: float = 2.0
     places_at_once: int = 200
