@@ -35,12 +35,14 @@ class Planner:
         self._actions: list[Action] = []
         self._turn = False
         self._kept: dict[str, Job] = {}
+        self._in_vain: dict[tuple[str, int, int], int] = {}
 
     def plan(self, now: float) -> Plan:
         """What is to be done at `now`; a clock that went back stands still."""
         book = self.book
         self.now = now = book.planned_at = max(now, book.planned_at)
         self._actions = []
+        self._in_vain = {}
         urgent = self._timers()
         self._kept = self._keep_room() if book.arrived else {}
         for name in sorted(book.draining):
@@ -280,8 +282,12 @@ class Planner:
             way = None
             if job.unit > 1 and not job.width and self.settings.moves:
                 way = make_room(self.settings, pool, job, self.now)
-            if way is None and (rank < BASIC or self._turn):
+            # Where one found no way, another of its rank that wants as much finds none in the same round.
+            shape = (pool.key, rank, job.unit)
+            if way is None and (rank < BASIC or self._turn) and (urgent or extra < self._in_vain.get(shape, extra + 1)):
                 way = Reclaimer(self.settings, self.book.waiting, job, extra, self.now, rank, urgent).find(pool)
+                if way is None and not urgent:
+                    self._in_vain[shape] = extra
             if way is not None and (best is None or way.cost < best[0].cost):
                 best = way, pool
         return best
