@@ -196,6 +196,8 @@ class Planner:
             seeks = rank < BASIC or self._turn
             thorough = seeks and fails[rank] < settings.fails_per_rank
             if tries[rank] >= settings.tries_per_rank or not (thorough or self._any_free(job)):
+                if not job.why and not self._never(job):
+                    self._block(job, self._pools(job))
                 continue
             if self._never(job):
                 group.failed_at = gain_of(job, book.pools)
@@ -261,9 +263,13 @@ class Planner:
         if not job.width and len(job.widths) > 1 and self._start_narrow(job, pools):
             return True
         promise = job.why if job.rank == LENT and job.why and job.why[0] in ("quota", "cap") else ()
+        self._block(job, pools, promise)
+        return False
+
+    @staticmethod
+    def _block(job: Job, pools: list[Pool], promise: Why = ()) -> None:
         free, lower = max(((pool.free, pool.low) for pool in pools), default=(0, 0))
         job.why = ("blocked", job.ranks - job.width, free, lower if job.rank < BASIC else 0, *promise)
-        return False
 
     def _seek(
         self, job: Job, width: int, rank: int, pools: list[Pool], *, urgent: bool = False, seeks: bool = True

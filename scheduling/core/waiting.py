@@ -114,7 +114,7 @@ class Waiting:
             job = group.head()
             if job is None:
                 empty.append(key)
-            elif group.failed_at != gain_of(job, pools) or (again and group.rank == BASIC):
+            elif not job.why or group.failed_at != gain_of(job, pools) or (again and group.rank == BASIC):
                 found.append((self.order(group, job, now), job, group))
         for key in empty:
             del self._groups[key]

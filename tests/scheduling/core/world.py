@@ -93,6 +93,10 @@ class World:
             self.log.append((self.now, action))
         check(self.book)
         check_plan(self.book, plan)
+        for job in self.book.jobs.values():
+            if job.state is State.WAITING and not job.why:
+                head = self.book.waiting.head_of(job)
+                assert head is not None and head.why, f"{job} waits without a reason"
         self._check_turns(plan)
         return list(plan.actions)
 
