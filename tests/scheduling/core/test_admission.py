@@ -1,0 +1,114 @@
+"""Promises: what they are made of, in which order, and input that makes no sense."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduling.core.book import Book
+from scheduling.core.model import Ask
+from scheduling.core.settings import BASIC, LENT, PREMIUM
+from tests.scheduling.core.world import World
+
+
+def admitted(world: World, name: str) -> bool:
+    return world.book.jobs[name].admitted is not None
+
+
+def test_a_large_promise_is_not_kept_out_by_small_ones_for_ever():
+    """One-device jobs come and go, and would always take the room that the large one waits for."""
+    world = World(1)
+    for number in range(7):
+        world.submit(f"small-{number}", 1, "premium")
+    world.settle()
+    world.submit("large", 6, "premium", rigid=True)
+    began, number = world.now, 7
+    while not admitted(world, "large"):
+        assert world.now - began < 10 * 3600
+        world.run(300.0, 60.0)
+        oldest = min((job for job in world.book.jobs.values() if job.id != "large"), key=lambda job: job.ask.submitted)
+        world.finish(oldest.id)
+        world.submit(f"small-{number}", 1, "premium")
+        number += 1
+    assert world.now - began >= world.book.settings.age_s
+
+
+def test_leased_and_closed_nodes_are_not_promised():
+    world = World(1)
+    world.node("spot", until=float("inf"))
+    world.book.close(world.node("cordoned"), True)
+    assert world.book.pools["h100"].capacity == 8
+    world.submit("wide", 16, "standard")
+    world.settle()
+    assert not admitted(world, "wide") and world.book.jobs["wide"].width == 16
+
+
+def test_a_quota_holds_for_all_below_a_tenant_and_may_be_raised():
+    world = World(2)
+    world.book.set_quota("org", 4.0)
+    world.submit("a", 4, "premium", tenant="org/x")
+    world.submit("b", 4, "premium", tenant="org/y")
+    world.submit("c", 4, "premium", tenant="other")
+    world.settle()
+    assert [admitted(world, name) for name in "abc"] == [True, False, True]
+    world.book.set_quota("org", 8.0)
+    world.settle()
+    assert admitted(world, "b")
+
+
+def test_a_promise_and_its_place_are_in_one_pool():
+    world = World()
+    for pool in ("a100", "h100"):
+        world.node(pool, pool=pool)
+    world.submit("first", 8, "premium", pools=("a100", "h100"), rigid=True)
+    world.settle()
+    world.submit("second", 8, "premium", pools=("a100", "h100"), rigid=True)
+    world.settle()
+    for name, pool in (("first", "a100"), ("second", "h100")):
+        job = world.book.jobs[name]
+        assert job.promised_in == pool and [node.name for node in job.given] == [pool]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ranks": 0},
+        {"ranks": -4},
+        {"tier": LENT},
+        {"tier": 7},
+        {"pools": ()},
+        {"unit": 3},
+        {"unit": 0},
+        {"widths": (8, 4)},
+        {"widths": (1, 2)},
+        {"widths": (0, 4)},
+        {"tenant": ""},
+    ],
+)
+def test_an_ask_that_makes_no_sense(wrong):
+    right = {"id": "job", "ranks": 4, "tier": PREMIUM, "pools": ("h100",), "submitted": 0.0}
+    Ask(**right)
+    with pytest.raises(ValueError, match="job"):
+        Ask(**{**right, **wrong})
+
+
+def test_what_is_there_already_is_refused():
+    book = Book()
+    book.add_node("n", "h100", "r", 8, 0.0)
+    book.submit(Ask("job", 1, BASIC, ("h100",), 0.0), 0.0)
+    with pytest.raises(ValueError, match="job is there"):
+        book.submit(Ask("job", 1, BASIC, ("h100",), 0.0), 1.0)
+    with pytest.raises(ValueError, match="there already"):
+        book.add_node("n", "h100", "r", 8, 0.0)
+    for devices, weight in ((-1.0, 1.0), (float("inf"), 1.0), (1.0, 0.0)):
+        with pytest.raises(ValueError, match="no sense"):
+            book.set_quota("t", devices, weight)
+
+
+def test_a_clock_that_goes_back_stands_still():
+    world = World(1)
+    world.submit("a", 4)
+    world.plan()
+    planned = world.book.planned_at
+    world.now -= 1000.0
+    world.plan()
+    assert world.book.planned_at == planned
