@@ -122,7 +122,7 @@ class Shim(SocketServer):
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         # What it did last, in its log's own format, is no reason to die.
-        return "without a word: it was killed" if not last or '"level":"info"' in last else last
+        return "without a word: it was killed" if not last or _is_log_event(last) else last
 
     # ------------------------------------------------------------------ clients
 
@@ -175,3 +175,11 @@ class Shim(SocketServer):
         if future.done():
             return future.result()
         raise RunError("the job has ended.", code="run.ended")
+
+
+def _is_log_event(line: str) -> bool:
+    try:
+        event = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(event, dict) and event.get("level") == "info"

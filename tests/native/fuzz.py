@@ -79,7 +79,10 @@ class Target:
 
 
 TARGETS = (
-    Target("decoders", tuple(NATIVE / f"{name}.cpp" for name in ("ring_consumer", "fabric", "streams", "store"))),
+    Target(
+        "decoders",
+        tuple(NATIVE / f"{name}.cpp" for name in ("ring_consumer", "fabric", "board", "streams", "store")),
+    ),
     Target(
         "messages",
         (
