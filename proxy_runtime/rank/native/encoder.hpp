@@ -30,7 +30,7 @@ struct EncodedCall {
     payload.clear();
     handles.clear();
     tensors.clear();
-    components.clear();
+    if (!components.empty()) components.clear();
     has_mask = false;
     has_composed = false;
   }

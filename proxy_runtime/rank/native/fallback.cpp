@@ -31,6 +31,12 @@ bool launches_block() {
   return blocking;
 }
 
+// A call that lives as long as its thread.
+EncodedCall* keep_for_thread() {
+  thread_local std::unique_ptr<EncodedCall> kept = std::make_unique<EncodedCall>();
+  return kept.get();
+}
+
 // Sends the call by template id, if its key is known. The results are pushed by the caller. Sets `one_off` if
 // what is known is that the call must be a one-off.
 const Template* execute_known(const OpInfo& info, uint64_t hash, const EncodedCall& call, uint64_t& base,
@@ -122,14 +128,15 @@ void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const OpInfo& info = op_info(op);
   // Kept per thread for its capacity. Not for a call within a call: one that encodes another (a CPU tensor that is
   // not contiguous), or of a signal handler that runs while this one waits for room.
-  thread_local EncodedCall kept;
+  thread_local EncodedCall* kept = nullptr;  // without a constructor, so that using it costs no check
   thread_local int depth = 0;
   struct Level {
     Level() { ++depth; }
     ~Level() { --depth; }
   } level;
+  if (C10_UNLIKELY(kept == nullptr)) kept = keep_for_thread();
   std::optional<EncodedCall> own;
-  EncodedCall& call = depth == 1 ? kept : own.emplace();
+  EncodedCall& call = depth == 1 ? *kept : own.emplace();
   encode_call(info, *stack, call);
   bool one_off = info.one_off || call.has_composed || (info.one_off_with_mask && call.has_mask);
   const uint64_t hash = one_off ? 0 : TemplateTable::hash(info, call.key);

@@ -18,13 +18,28 @@ uint64_t TemplateTable::hash(const OpInfo& op, const std::vector<uint64_t>& key)
   return h;
 }
 
+namespace {
+
+bool matches(const Template& candidate, const OpInfo& op, const std::vector<uint64_t>& key) {
+  return candidate.op == &op && candidate.key.size() == key.size() &&
+         std::memcmp(candidate.key.data(), key.data(), 8 * key.size()) == 0;
+}
+
+}  // namespace
+
 const Template* TemplateTable::find(uint64_t hash, const OpInfo& op, const std::vector<uint64_t>& key) const {
+  const Template*& recent = recent_[hash % kRecent];
+  if (recent != nullptr && matches(*recent, op, key)) return recent;
+  const Template* found = search(hash, op, key);
+  if (found != nullptr) recent = found;
+  return found;
+}
+
+const Template* TemplateTable::search(uint64_t hash, const OpInfo& op, const std::vector<uint64_t>& key) const {
   const auto found = by_hash_.find(hash);
   if (found == by_hash_.end()) return nullptr;
   for (const Template* candidate : found->second)
-    if (candidate->op == &op && candidate->key.size() == key.size() &&
-        std::memcmp(candidate->key.data(), key.data(), 8 * key.size()) == 0)
-      return candidate;
+    if (matches(*candidate, op, key)) return candidate;
   return nullptr;
 }
 

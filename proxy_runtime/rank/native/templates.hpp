@@ -4,6 +4,7 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -39,6 +40,11 @@ class TemplateTable {
   size_t size() const { return all_.size(); }
 
  private:
+  const Template* search(uint64_t hash, const OpInfo& op, const std::vector<uint64_t>& key) const;
+
+  // Templates that were found, by the low bits of their hash: a step of training makes the same calls again.
+  static constexpr size_t kRecent = 1024;
+  mutable std::array<const Template*, kRecent> recent_{};
   ska::flat_hash_map<uint64_t, c10::SmallVector<const Template*, 1>> by_hash_;
   std::vector<std::unique_ptr<Template>> all_;
 };
