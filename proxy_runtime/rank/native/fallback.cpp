@@ -163,4 +163,23 @@ void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   call.components.clear();  // they would keep device memory alive until this thread's next call
 }
 
+std::optional<at::Tensor> forward_known(const c10::OperatorHandle& op, torch::jit::Stack& stack, EncodedCall& call) {
+  Channel::instance().require();
+  (void)memory_fits(0);
+  const OpInfo& info = op_info(op);
+  encode_call(info, stack, call);
+  bool one_off = info.one_off || call.has_composed || (info.one_off_with_mask && call.has_mask);
+  if (one_off) {
+    call.components.clear();
+    return std::nullopt;
+  }
+  uint64_t base = 0;
+  const Template* known = execute_known(info, TemplateTable::hash(info, call.key), call, base, one_off);
+  if (known == nullptr) return std::nullopt;
+  at::Tensor result = only_output(known->outputs, call, base);
+  if (C10_UNLIKELY(!known->outputs.warnings.empty())) known->outputs.warn();
+  if (C10_UNLIKELY(launches_block())) Channel::instance().synchronize();
+  return result;
+}
+
 }  // namespace ergo::rank

@@ -57,6 +57,9 @@ OutputTensor parse_tensor(WordReader& in, size_t n_arguments, size_t n_new, bool
   return out;
 }
 
+using Storages = c10::ArrayRef<c10::Storage>;
+using NewStorages = c10::SmallVector<c10::Storage, 2>;
+
 OutputValue parse_value(WordReader& in, size_t n_arguments, size_t n_new) {
   OutputValue value;
   switch (in.word()) {
@@ -88,15 +91,15 @@ OutputValue parse_value(WordReader& in, size_t n_arguments, size_t n_new) {
   return value;
 }
 
-at::Tensor make_output(const OutputTensor& out, const EncodedCall& call, const std::vector<c10::Storage>& storages);
+at::Tensor make_output(const OutputTensor& out, const EncodedCall& call, Storages storages);
 
-Composed with_components(const OutputTensor& out, const EncodedCall& call, const std::vector<c10::Storage>& storages) {
+Composed with_components(const OutputTensor& out, const EncodedCall& call, Storages storages) {
   Composed composed = *out.composed;
   for (const auto& component : out.components) composed.components.push_back(make_output(component, call, storages));
   return composed;
 }
 
-at::Tensor make_output(const OutputTensor& out, const EncodedCall& call, const std::vector<c10::Storage>& storages) {
+at::Tensor make_output(const OutputTensor& out, const EncodedCall& call, Storages storages) {
   if (out.kind == OutKind::Undefined) return {};
   if (out.kind == OutKind::SameAsArgument) return *call.tensors[out.reference];
   const auto type = c10::scalarTypeToTypeMeta(out.dtype);
@@ -119,7 +122,7 @@ at::Tensor make_output(const OutputTensor& out, const EncodedCall& call, const s
   return tensor;
 }
 
-void apply_update(const ArgumentUpdate& update, const EncodedCall& call, const std::vector<c10::Storage>& storages) {
+void apply_update(const ArgumentUpdate& update, const EncodedCall& call, Storages storages) {
   const OutputTensor& out = update.geometry;
   if (out.kind == OutKind::Composed)
     return become(*call.tensors[update.argument], with_components(out, call, storages));
@@ -130,6 +133,15 @@ void apply_update(const ArgumentUpdate& update, const EncodedCall& call, const s
   const at::Tensor& tensor = *call.tensors[update.argument];
   tensor._set_conj((out.flags & Conj) != 0);
   tensor._set_neg((out.flags & Neg) != 0);
+}
+
+// The storages that a call has made; and what it did to its arguments is done to them here.
+NewStorages take_effect(const OutputSpec& spec, const EncodedCall& call, uint64_t base_handle) {
+  NewStorages storages;
+  for (size_t i = 0; i < spec.new_bytes.size(); ++i)
+    storages.push_back(make_storage(base_handle + i, spec.new_bytes[i]));
+  for (const auto& update : spec.updates) apply_update(update, call, storages);
+  return storages;
 }
 
 }  // namespace
@@ -180,11 +192,7 @@ void OutputSpec::warn() const {
 
 void push_outputs(const OutputSpec& spec, const EncodedCall& call, uint64_t base_handle, torch::jit::Stack& stack,
                   size_t n_arguments) {
-  std::vector<c10::Storage> storages;
-  storages.reserve(spec.new_bytes.size());
-  for (size_t i = 0; i < spec.new_bytes.size(); ++i)
-    storages.push_back(make_storage(base_handle + i, spec.new_bytes[i]));
-  for (const auto& update : spec.updates) apply_update(update, call, storages);
+  const NewStorages storages = take_effect(spec, call, base_handle);
   // The results are made while the arguments, to which the call points, are still on the stack.
   c10::SmallVector<c10::IValue, 4> results;
   for (const auto& value : spec.returns) {
@@ -206,6 +214,11 @@ void push_outputs(const OutputSpec& spec, const EncodedCall& call, uint64_t base
   }
   torch::jit::drop(stack, n_arguments);
   for (auto& result : results) stack.emplace_back(std::move(result));
+}
+
+at::Tensor only_output(const OutputSpec& spec, const EncodedCall& call, uint64_t base_handle) {
+  const NewStorages storages = take_effect(spec, call, base_handle);
+  return make_output(spec.returns[0].tensors[0], call, storages);
 }
 
 }  // namespace ergo::rank

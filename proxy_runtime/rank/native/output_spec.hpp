@@ -70,4 +70,7 @@ OutputSpec parse_output_spec(const char* data, size_t length, size_t n_arguments
 void push_outputs(const OutputSpec& spec, const EncodedCall& call, uint64_t base_handle, torch::jit::Stack& stack,
                   size_t n_arguments);
 
+// The same for a call with one result, a tensor, and arguments that the caller keeps.
+at::Tensor only_output(const OutputSpec& spec, const EncodedCall& call, uint64_t base_handle);
+
 }  // namespace ergo::rank

@@ -14,6 +14,7 @@
 #include "kernels.hpp"
 #include "op_info.hpp"
 #include "storage.hpp"
+#include "unboxed.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -153,10 +154,23 @@ torch::CppFunction forwarding() {
   return torch::CppFunction::makeFromBoxedFunction<&forward_operator>().debug(kForwarded);
 }
 
+// Whether a kernel tells what it was registered with.
+template <class Kernel>
+constexpr bool has_words = requires(const Kernel& kernel) { kernel.debug(); };
+
+using Computed =
+    std::remove_cvref_t<decltype(std::declval<c10::OperatorHandle>().getComputedKernelForDispatchKey(kDeviceKey))>;
+
+torch::CppFunction forwarding(const std::string& name) {
+  if constexpr (has_words<Computed>)  // else an unboxed one could not be told from another's
+    if (auto kernel = unboxed_kernel(name)) return std::move(*kernel).debug(kForwarded);
+  return forwarding();
+}
+
 // Whether a kernel is ours. Newer torch versions hand it out in a wrapper, which tells what it was registered with.
 template <class Kernel>
 bool is_ours(const Kernel& kernel) {
-  if constexpr (requires { kernel.debug(); })
+  if constexpr (has_words<Kernel>)
     return kernel.debug() == kForwarded;
   else
     return kernel._equalsBoxedAndUnboxed(c10::KernelFunction::makeFromBoxedFunction<&forward_operator>());
@@ -202,7 +216,7 @@ size_t sweep_operators(const std::unordered_set<std::string>& python_kernels) {
     if (!wanted(*op, full) || is_forwarded(*op) || python_kernels.count(full) != 0) continue;
     const auto ns = namespace_of(name);
     if (swept && ns == "aten") overridden().push_back(full);
-    library_of(ns).impl(full.substr(ns.size() + 2).c_str(), forwarding());
+    library_of(ns).impl(full.substr(ns.size() + 2).c_str(), forwarding(full));
     ++n;
   }
   swept = true;
