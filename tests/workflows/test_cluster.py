@@ -28,6 +28,7 @@ from infra.converter import DATA_CONVERTER
 from infra.job_worker import workflow_runner
 from model.cluster import ClusterView
 from model.job_spec import Tier
+from model.job_state import JobPhase
 from model.names import Query, Signal, cluster_workflow_id
 from proxy_runtime.storage.blobs import Bucket
 from proxy_runtime.storage.fleet import FleetStore
@@ -191,6 +192,10 @@ async def test_a_terminated_job_gives_its_devices_back(client: Client, tmp_path:
         await cluster.nodes(node("node-1"))
         first = await cluster.submit("gpt", 2)
         await until(lambda: cluster.owners() == {"gpt": 2}, "it runs")
+        # One that is being started is not preempted, and nobody here looks for workflows that are gone.
+        await until(
+            lambda: any(job.notice.phase is JobPhase.RUNNING for job in cluster.state().jobs), "the scheduler knows it"
+        )
         await first.terminate()
         cluster.floor.owner.clear()
         second = await cluster.submit("cnn", 2, "premium")

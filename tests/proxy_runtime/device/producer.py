@@ -169,6 +169,7 @@ class Producer:
         at = self.head % self.ring.fields.ring_bytes
         room = self.ring.fields.ring_bytes - at
         if len(raw) > room:
+            self._wait(lambda: self.head + room - self.ring.tail <= self.ring.fields.ring_bytes)
             self._raw(at, self._message(Message.PAD, b"\0" * (room - 8)))
             self._advance(room)
             at = 0
