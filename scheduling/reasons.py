@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from model.control import Demand, JobNotice
 from model.ids import DeviceId, NodeId
+from scheduling.words import are, devices, listed
 
 
 def job_name(notice: JobNotice) -> str:
@@ -13,22 +14,9 @@ def job_name(notice: JobNotice) -> str:
     return f"{notice.demand.tier} job {notice.job}"
 
 
-def devices(count: int) -> str:
-    """A number of devices, in words."""
-    return f"{count} device{'' if count == 1 else 's'}"
-
-
 def node_names(nodes: Iterable[NodeId]) -> str:
     """Nodes by name, the first few."""
     return listed(dict.fromkeys(node.name for node in nodes))
-
-
-def listed(words: Iterable[object], most: int = 4) -> str:
-    """``a``, ``a and b``, ``a, b, c, d and 3 more``."""
-    texts = [str(word) for word in words]
-    if len(texts) > most:
-        texts = [*texts[:most], f"{len(texts) - most} more"]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else "none"
 
 
 def where(placed: Sequence[DeviceId]) -> str:
@@ -200,8 +188,3 @@ def cooling(seconds: float) -> str:
 def settling() -> str:
     """The scheduler was restored."""
     return "the scheduler was restored from an older snapshot and waits for all jobs to tell what they hold"
-
-
-def are(free: int) -> str:
-    """``1 is``, ``2 are``."""
-    return f"{free} {'is' if free == 1 else 'are'}"

@@ -12,6 +12,7 @@ from scheduling.core.actions import Action
 from scheduling.core.model import Job, State
 from scheduling.core.service import slack
 from scheduling.core.settings import BASIC, LENT, RANK_NAMES
+from scheduling.words import are, devices, listed
 
 _TIERS = {tier: name for tier, name in enumerate(RANK_NAMES) if tier != LENT}
 
@@ -32,8 +33,8 @@ def standing(job: Job, now: float) -> str:
     if job.state is State.HELD:
         return "A person holds it."
     if job.state is State.STOPPING:
-        return f"It stops; its {_devices(job.taken)} are others' as soon as it says that it has."
-    width = _devices(job.width) if job.width == job.ranks else f"{job.width} of its {_devices(job.ranks)}"
+        return f"It stops; its {devices(job.taken)} are others' as soon as it says that it has."
+    width = devices(job.width) if job.width == job.ranks else f"{job.width} of its {devices(job.ranks)}"
     if job.state is State.CHANGING:
         return f"It is being started on {width}, or brought to them; it delivers nothing meanwhile."
     return " ".join(part for part in (f"It runs on {width}.", _level(job, now), _claimed(job)) if part)
@@ -43,34 +44,34 @@ def standing(job: Job, now: float) -> str:
 
 
 def _free(action: Action, width: int, free: int) -> str:
-    what = "starts" if action.kind == "place" else f"grows by {_devices(width)}"
-    return f"{_name(action.job)} {what}: it has {_where(action)}; {_are(free)} free."
+    what = "starts" if action.kind == "place" else f"grows by {devices(width)}"
+    return f"{_name(action.job)} {what}: it has {_where(action)}; {are(free)} free."
 
 
 def _level_needs(action: Action, width: int, free: int) -> str:
     return (
-        f"{_name(action.job)} gets {_devices(width)}, and has {_where(action)}: it may hardly stand still any longer "
-        f"in this hour if its level is to be kept; {_are(free)} free."
+        f"{_name(action.job)} gets {devices(width)}, and has {_where(action)}: it may hardly stand still any longer "
+        f"in this hour if its level is to be kept; {are(free)} free."
     )
 
 
 def _narrow(action: Action, width: int, free: int, ranks: int) -> str:
     return (
-        f"{_name(action.job)} starts narrow, on {width} of its {_devices(ranks)}, rather than wait for all of them: "
-        f"it has {_where(action)}; {_are(free)} free."
+        f"{_name(action.job)} starts narrow, on {width} of its {devices(ranks)}, rather than wait for all of them: "
+        f"it has {_where(action)}; {are(free)} free."
     )
 
 
 def _held(action: Action, width: int, since_s: float) -> str:
     return (
-        f"{_name(action.job)} gets the {_devices(width)} that were held for it, and has {_where(action)}: the last of "
+        f"{_name(action.job)} gets the {devices(width)} that were held for it, and has {_where(action)}: the last of "
         f"those who gave way has done so, {since_s:.0f} s after they were told to."
     )
 
 
 def _idle(action: Action, extra: int, free: int) -> str:
     return (
-        f"{_name(action.job)} grows by {_devices(extra)}, and has {_where(action)}: {_are(free)} free that nobody who "
+        f"{_name(action.job)} grows by {devices(extra)}, and has {_where(action)}: {are(free)} free that nobody who "
         f"waits can use."
     )
 
@@ -78,7 +79,7 @@ def _idle(action: Action, extra: int, free: int) -> str:
 def _idle_elsewhere(action: Action, width: int, free: int) -> str:
     return (
         f"{_name(action.job)} moves, to grow: it will have {_where(action)}. Where it is, there is no room; "
-        f"{_are(free)} free in all that nobody who waits can use."
+        f"{are(free)} free in all that nobody who waits can use."
     )
 
 
@@ -88,7 +89,7 @@ def _gives_way(
     job = action.job
     what = "is preempted" if action.kind == "preempt" else f"shrinks to {sum(action.places.values())} of {job.ranks}"
     assert action.beneficiary is not None
-    need = f"{_name(action.beneficiary)} needs {_devices(width)}, {_are(free)} free"
+    need = f"{_name(action.beneficiary)} needs {devices(width)}, {are(free)} free"
     if urgent:
         need += ", and its level would be missed otherwise"
     elif rank == job.rank:
@@ -102,8 +103,8 @@ def _gives_way(
 def _makes_room(action: Action, _: str, width: int, free: int, cost: int) -> str:
     assert action.beneficiary is not None
     return (
-        f"{_name(action.job)} moves to {_where(action)}: {_name(action.beneficiary)} needs {_devices(width)} on one "
-        f"node; {_are(free)} free, but apart. The moves cost {cost} device-seconds, and nobody is preempted for it."
+        f"{_name(action.job)} moves to {_where(action)}: {_name(action.beneficiary)} needs {devices(width)} on one "
+        f"node; {are(free)} free, but apart. The moves cost {cost} device-seconds, and nobody is preempted for it."
     )
 
 
@@ -118,7 +119,7 @@ def _drains(action: Action, node: str, no_room: str = "", free: int = 0) -> str:
         if action.kind == "preempt"
         else f"shrinks to {sum(action.places.values())} of {action.job.ranks}"
     )
-    return f"{name} {what}: {node} is being emptied, and elsewhere {_are(free)} free, in no place that suits it."
+    return f"{name} {what}: {node} is being emptied, and elsewhere {are(free)} free, in no place that suits it."
 
 
 _DECISIONS: dict[str, Callable[..., str]] = {
@@ -150,14 +151,13 @@ def _claimed(job: Job) -> str:
         return ""
     here = sum(job.claim.values())
     if job.reserves:
-        here = sum(job.claim.values())
         return (
             f"It has waited so long that what becomes free on {_nodes(job.claim)} is kept for it: {here - job.missing} "
-            f"of {_devices(here)}."
+            f"of {devices(here)}."
         )
-    who = _listed(str(name) for name in job.why[3:]) if job.why[:1] == ("claims",) else "others"
+    who = listed(job.why[3:], nothing="others") if job.why[:1] == ("claims",) else "others"
     return (
-        f"It waits for {who} to stop or shrink: of {_devices(here)} on {_nodes(job.claim)} {here - job.missing} are "
+        f"It waits for {who} to stop or shrink: of {devices(here)} on {_nodes(job.claim)} {here - job.missing} are "
         f"held for it, {job.missing} are still in use."
     )
 
@@ -170,7 +170,7 @@ def _cooling(job: Job, now: float, until: float) -> str:
 
 def _blocked(job: Job, now: float, missing: int, free: int, lower: int, *promise: Any) -> str:
     most = "together " if job.unit > 1 or job.ranks > 1 else ""
-    text = f"It needs {_devices(missing)} {most}of {_pools(job)}; {_are(free)} free"
+    text = f"It needs {devices(missing)} {most}of {_pools(job)}; {are(free)} free"
     if lower:
         text += f", and {lower} are used by jobs without a promise, of which none may be disturbed for it now"
     elif job.rank == BASIC:
@@ -178,16 +178,16 @@ def _blocked(job: Job, now: float, missing: int, free: int, lower: int, *promise
     return " ".join(part for part in (f"{text}.", _promise(promise)) if part)
 
 
-def _never(job: Job, now: float, width: int, unit: int, devices: int, largest: int) -> str:
+def _never(job: Job, now: float, width: int, unit: int, total: int, largest: int) -> str:
     side = f", {unit} on each node" if unit > 1 else ""
     return (
-        f"It never fits: at its narrowest it needs {_devices(width)}{side}, and the largest of {_pools(job)} has "
-        f"{_devices(devices)}, at most {largest} on a node."
+        f"It never fits: at its narrowest it needs {devices(width)}{side}, and the largest of {_pools(job)} has "
+        f"{devices(total)}, at most {largest} on a node."
     )
 
 
 def _no_pool(job: Job, now: float, *pools: str) -> str:
-    return f"There are no nodes of {_listed(pools)}."
+    return f"There are no nodes of {listed(pools)}."
 
 
 def _next_round(job: Job, now: float, *figures: Any) -> str:
@@ -243,29 +243,13 @@ def _name(job: Job) -> str:
     return f"{_TIERS[job.ask.tier].capitalize()} job {job.id}"
 
 
-def _devices(count: int) -> str:
-    return f"{count} device{'' if count == 1 else 's'}"
-
-
-def _are(free: int) -> str:
-    return f"{free} {'is' if free == 1 else 'are'}"
-
-
 def _where(action: Action) -> str:
-    return f"{_devices(sum(action.places.values()))} on {_nodes(action.places)}"
+    return f"{devices(sum(action.places.values()))} on {_nodes(action.places)}"
 
 
 def _nodes(places: Iterable[Any]) -> str:
-    return _listed(node.name for node in sorted(places, key=lambda node: node.order))
+    return listed(node.name for node in sorted(places, key=lambda node: node.order))
 
 
 def _pools(job: Job) -> str:
-    return _listed([job.pool.key] if job.pool is not None else job.ask.pools, last="or")
-
-
-def _listed(words: Iterable[str], most: int = 4, last: str = "and") -> str:
-    """``a``, ``a and b``, ``a, b, c, d and 3 more``."""
-    texts = list(words)
-    if len(texts) > most:
-        texts = [*texts[:most], f"{len(texts) - most} more"]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} {last} {texts[-1]}" if texts else "others"
+    return listed([job.pool.key] if job.pool is not None else job.ask.pools, last="or")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-HOUR_S = 3600.0
-SHORT_HOUR_S = 600.0
-"""A last part of an hour that is shorter is not counted."""
+from scheduling.core.service import SHORT_HOUR_S
+from scheduling.core.settings import HOUR_S
 
 
 class Meter:

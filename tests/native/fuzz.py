@@ -48,7 +48,7 @@ class Target:
 
     def replay(self) -> Path:
         """The program that runs files of the corpus, built with the ordinary compiler."""
-        return self._build(f"replay_{self.name}", ["-DREPLAY", *SANITIZERS["address"]], None)
+        return self._build(f"replay_{self.name}", SANITIZERS["address"], None, HERE / "replay.cpp")
 
     def fuzz(self, clang: str, seconds: int, scratch: Path) -> Found:
         """Fuzzes for a bounded time, from the corpus of the tree; what is found new stays in `scratch`."""
@@ -72,10 +72,11 @@ class Target:
         crashes = sum(len([*scratch.glob(f"{self.name}-{kind}-*")]) for kind in kinds)
         return Found(int(executed[1]) if executed else 0, crashes, done.stderr if done.returncode else "")
 
-    def _build(self, name: str, flags: list[str], compiler: str | None) -> Path:
+    def _build(self, name: str, flags: list[str], compiler: str | None, *more: Path) -> Path:
         if self.torch:
             flags = [*_torch_flags(), *flags]
-        return compile_native(name, [HERE / f"fuzz_{self.name}.cpp", *self.sources], [*_OPTIONS, *flags], compiler)
+        sources = [HERE / f"fuzz_{self.name}.cpp", *self.sources, *more]
+        return compile_native(name, sources, [*_OPTIONS, *flags], compiler)
 
 
 TARGETS = (

@@ -1,13 +1,11 @@
 // What others send, as a fuzzer makes it up: a ring's header, messages in it and their bodies, frames of the fabric,
 // requests of the rendezvous store.
 // Whatever comes, the decoder says so by one of its exceptions and reads nothing that is not there. With libFuzzer
-// (clang) it is fuzzed by the benchmark proxy.fuzz; with REPLAY it is a program that runs the files it is given.
+// (clang) it is fuzzed by the benchmark proxy.fuzz; with replay.cpp it is a program that runs the files it is given.
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstdio>
-#include <fstream>
-#include <iterator>
+#include <string>
 
 #include "fabric.hpp"
 #include "failure.hpp"
@@ -155,14 +153,3 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   return 0;
 }
-
-#ifdef REPLAY
-int main(int argc, char** argv) {
-  for (int i = 1; i < argc; ++i) {
-    std::ifstream file(argv[i], std::ios::binary);
-    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-    LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
-  }
-  std::puts("ok");
-}
-#endif

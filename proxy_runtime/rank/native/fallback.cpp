@@ -37,6 +37,17 @@ EncodedCall* keep_for_thread() {
   return kept.get();
 }
 
+// What it returns may depend on contents: nothing about such a call is remembered.
+bool is_one_off(const OpInfo& info, const EncodedCall& call) {
+  return info.one_off || call.has_composed || (info.one_off_with_mask && call.has_mask);
+}
+
+// What is left of a call that was sent by its template id.
+void after_known(const Template& known) {
+  if (C10_UNLIKELY(!known.outputs.warnings.empty())) known.outputs.warn();
+  if (C10_UNLIKELY(launches_block())) Channel::instance().synchronize();
+}
+
 // Sends the call by template id, if its key is known. The results are pushed by the caller. Sets `one_off` if
 // what is known is that the call must be a one-off.
 const Template* execute_known(const OpInfo& info, uint64_t hash, const EncodedCall& call, uint64_t& base,
@@ -138,14 +149,13 @@ void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::optional<EncodedCall> own;
   EncodedCall& call = depth == 1 ? *kept : own.emplace();
   encode_call(info, *stack, call);
-  bool one_off = info.one_off || call.has_composed || (info.one_off_with_mask && call.has_mask);
+  bool one_off = is_one_off(info, call);
   const uint64_t hash = one_off ? 0 : TemplateTable::hash(info, call.key);
   uint64_t base = 0;
   if (!one_off) {
     if (const Template* known = execute_known(info, hash, call, base, one_off)) {
       push_outputs(known->outputs, call, base, *stack, info.kinds.size());
-      if (C10_UNLIKELY(!known->outputs.warnings.empty())) known->outputs.warn();
-      if (C10_UNLIKELY(launches_block())) Channel::instance().synchronize();
+      after_known(*known);
       return;
     }
   }
@@ -168,7 +178,7 @@ std::optional<at::Tensor> forward_known(const c10::OperatorHandle& op, torch::ji
   (void)memory_fits(0);
   const OpInfo& info = op_info(op);
   encode_call(info, stack, call);
-  bool one_off = info.one_off || call.has_composed || (info.one_off_with_mask && call.has_mask);
+  bool one_off = is_one_off(info, call);
   if (one_off) {
     call.components.clear();
     return std::nullopt;
@@ -177,8 +187,7 @@ std::optional<at::Tensor> forward_known(const c10::OperatorHandle& op, torch::ji
   const Template* known = execute_known(info, TemplateTable::hash(info, call.key), call, base, one_off);
   if (known == nullptr) return std::nullopt;
   at::Tensor result = only_output(known->outputs, call, base);
-  if (C10_UNLIKELY(!known->outputs.warnings.empty())) known->outputs.warn();
-  if (C10_UNLIKELY(launches_block())) Channel::instance().synchronize();
+  after_known(*known);
   return result;
 }
 
