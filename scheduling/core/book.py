@@ -41,6 +41,7 @@ class Book(Devices):
         self.draining.discard(name)
         capacity.drop_node(node)
         self.drop_claims_on(node)
+        self.waiting.hope()  # they fit no better, but what they are told is out of date
         hit = sorted(node.jobs, key=lambda job: job.id)
         for job in hit:
             if job.state in (State.RUNNING, State.CHANGING):

@@ -56,6 +56,7 @@ class Devices:
         pool = self.pool(pool_key)
         node = self.nodes[name] = capacity.new_node(pool, name, rack, size, until)
         self.expect_end(node, now)
+        self.waiting.hope()
         pool.gain += 1
         self.may_admit = True
         return node

@@ -19,7 +19,7 @@ from scheduling.core.placing import Places, find, find_elsewhere, find_more, fin
 from scheduling.core.reclaiming import Reclaim, Reclaimer
 from scheduling.core.service import zero_slack
 from scheduling.core.settings import BASIC, LENT, LEVELS, STANDARD
-from scheduling.core.waiting import gain_of
+from scheduling.core.waiting import HOPELESS, Queue, Round, gain_of
 
 _Step = tuple[Places | Reclaim, Pool]
 """Free devices, or a way to make them so; and where."""
@@ -36,6 +36,7 @@ class Planner:
         self._turn = False
         self._kept: dict[str, Job] = {}
         self._in_vain: dict[tuple[str, int, int], int] = {}
+        self._round: Round | None = None
 
     def plan(self, now: float) -> Plan:
         """What is to be done at `now`; a clock that went back stands still."""
@@ -188,36 +189,48 @@ class Planner:
     def _serve(self) -> None:
         book, now, settings = self.book, self.now, self.settings
         fails, tries = [0, 0, 0, 0], [0, 0, 0, 0]
-        heads = book.waiting.heads(now, book.pools, again=self._turn)  # sorted, which is a heap
-        places = 0
-        while heads and places < settings.places_at_once:
-            _, job, group = heapq.heappop(heads)
-            rank = group.rank
-            seeks = rank < BASIC or self._turn
-            thorough = seeks and fails[rank] < settings.fails_per_rank
-            if tries[rank] >= settings.tries_per_rank or not (thorough or self._any_free(job)):
-                if not job.why and not self._never(job):
-                    self._block(job, self._pools(job))
-                continue
-            if self._never(job):
-                group.failed_at = gain_of(job, book.pools)
-                continue
-            if not (self._enter(job, thorough) or self._obtain(job, seeks=thorough)):
-                tries[rank] += 1
-                fails[rank] += thorough
-                if self._turn and now - job.waits_since >= 2 * settings.age_s and rank == BASIC:
-                    self._reserve(job)
-                if thorough or not seeks:
-                    group.failed_at = gain_of(job, book.pools)
-                continue
-            places += 1
-            following = group.head()
-            if following is not None and following is not job:
-                heapq.heappush(heads, (book.waiting.order(group, following, now), following, group))
 
-    def _any_free(self, job: Job) -> bool:
-        least = job.widths[0]
-        return any(pool.free >= least for pool in self._pools(job))
+        def seeks(rank: int) -> bool:
+            return rank < BASIC or self._turn
+
+        def worth(queue: Queue, pools: list[Pool]) -> bool:
+            rank = queue.rank
+            if tries[rank] >= settings.tries_per_rank:
+                return False
+            if seeks(rank) and fails[rank] < settings.fails_per_rank:
+                return True
+            return any(pool.free >= queue.least for pool in pools)
+
+        self._round = turn = Round(book.waiting, book.pools, now, worth, again=self._turn)
+        places = 0
+        while places < settings.places_at_once:
+            job = turn.next()
+            if job is None:
+                self._explain()
+                break
+            rank, pools = job.rank, self._pools(job)
+            if self._never(job):
+                book.waiting.fail(job, HOPELESS)
+                continue
+            thorough = seeks(rank) and fails[rank] < settings.fails_per_rank
+            if self._enter(job, thorough) or self._obtain(job, seeks=thorough):
+                places += 1
+                turn.placed()
+                continue
+            tries[rank] += 1
+            fails[rank] += thorough
+            if self._turn and now - job.waits_since >= 2 * settings.age_s and rank == BASIC:
+                self._reserve(job)
+            if thorough or not seeks(rank):
+                book.waiting.fail(job, gain_of(pools))
+        self._round = None
+
+    def _explain(self) -> None:
+        """Who was not looked at has a reason all the same."""
+        for job in self.book.waiting.unexplained():
+            if not self._never(job):
+                self._block(job, self._pools(job))
+            self.book.waiting.explained(job)
 
     def _never(self, job: Job) -> bool:
         """It fits nowhere, not even on an empty fleet."""
@@ -280,6 +293,8 @@ class Planner:
             found = find_more(pool, job, extra) if job.width else find(pool, extra, job.unit)
             if found is None and rank < BASIC and (holder := pool.reserver) is not None:
                 self.book.drop_claim(holder)
+                if self._round is not None:
+                    self._round.reopen()
                 found = find_more(pool, job, extra) if job.width else find(pool, extra, job.unit)
             if found is not None:
                 return found, pool

@@ -10,6 +10,7 @@ from scheduling.core.book import Book, arrival
 from scheduling.core.devices import CLAIM, NEVER_YET
 from scheduling.core.model import Ask, Job, Node, State, promise_of, rank_of
 from scheduling.core.settings import LENT, STANDARD, Settings
+from scheduling.core.waiting import UNTRIED
 
 Counts = tuple[tuple[str, int], ...]
 """Devices by node, in the order of names."""
@@ -62,7 +63,7 @@ class JobRecord:
     below: int = 0
     why: tuple[object, ...] = ()
     queued: bool = False
-    failed_at: int = -1
+    failed_at: int = UNTRIED
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ _SAME = (
 
 def record(book: Book) -> BookRecord:
     """The record of a book. Equal books have equal records, whatever happened in which order."""
-    failed = {job.id: gain for job, gain in book.waiting.failed()}
+    failed = {job.id: gain for job, gain in book.waiting.failed(book.pools)}
     return BookRecord(
         nodes=tuple(
             NodeRecord(
@@ -123,7 +124,7 @@ def record(book: Book) -> BookRecord:
                 target=None if job.target is None else _counts(job.target),
                 claim=_counts(job.claim),
                 queued=job.ticket > 0,
-                failed_at=failed.get(job.id, -1),
+                failed_at=failed.get(job.id, UNTRIED),
                 **{name: getattr(job, name) for name in _SAME},
             )
             for job in sorted(book.jobs.values(), key=lambda job: job.id)
@@ -175,8 +176,8 @@ def restore(record: BookRecord) -> Book:
     for key, gain in record.gains:
         book.pools[key].gain = gain
     for job in record.jobs:
-        if job.failed_at >= 0:
-            book.waiting.mark_failed(book.jobs[job.ask.id], job.failed_at)
+        if job.failed_at != UNTRIED:
+            book.waiting.fail(book.jobs[job.ask.id], job.failed_at)
     book.may_admit = record.may_admit
     return book
 
