@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,7 @@ class ClusterActivities:
         self._store = store
         self._queue = queue
         self._inboxes: dict[str, Inbox] = {}
+        self._snapshots: dict[str, Snapshots] = {}
 
     @property
     def all(self) -> list[Callable[..., Any]]:
@@ -45,6 +47,10 @@ class ClusterActivities:
         """The way into a cluster's scheduler, which all in this process share."""
         return self._inboxes.setdefault(cluster, Inbox(self._client, cluster, task_queue=self._queue))
 
+    def snapshots(self, cluster: str) -> Snapshots:
+        """A cluster's states, which all in this process share."""
+        return self._snapshots.setdefault(cluster, Snapshots(self._store, cluster))
+
     @activity.defn(name=Activity.NOTIFY)
     async def notify(self, input: NotifyInput) -> None:
         """Tells the scheduler a job's notice; done when it is in the history of the scheduler's workflow."""
@@ -53,7 +59,7 @@ class ClusterActivities:
     @activity.defn(name=Activity.DECIDE)
     async def decide(self, input: DecideInput) -> DecideResult:
         """One tick: folds in, plans, writes the next snapshot. Deciding twice on one digest is deciding once."""
-        return await asyncio.to_thread(tick, self._store, input)
+        return await asyncio.to_thread(tick, self.snapshots(input.cluster), input)
 
     @activity.defn(name=Activity.DELIVER_PLAN)
     async def deliver_plan(self, input: DeliverPlanInput) -> DeliverPlanResult:
@@ -86,9 +92,9 @@ class ClusterActivities:
         return DeliverPlanResult(tuple(job for job in results if isinstance(job, str)))
 
 
-def tick(store: SnapshotStore, input: DecideInput) -> DecideResult:
+def tick(snapshots: Snapshots, input: DecideInput) -> DecideResult:
     """What `decide` does, blocking."""
-    snapshots = Snapshots(store, input.cluster)
+    begun = time.perf_counter()
     state = snapshots.read(input.digest) if input.digest else None
     if state is None:
         # The scheduler's workflow is new, or its snapshot is gone. The newest one there is may be older than what was
@@ -101,6 +107,15 @@ def tick(store: SnapshotStore, input: DecideInput) -> DecideResult:
     base = apply(state, input.inbox, input.now)
     plan = decide(base, input.now)
     done = commit(base, plan, input.now)
-    digest = snapshots.write(base, done.state)
-    _log.info("decided", cluster=input.cluster, tick=base.tick, digest=digest, summary=plan.summary)
+    digest = snapshots.write(done.base, done.state)
+    _log.info(
+        "decided",
+        cluster=input.cluster,
+        tick=base.tick,
+        digest=digest,
+        summary=plan.summary,
+        jobs=len(base.jobs),
+        words=sum(batch.words for batch in input.inbox),
+        seconds=round(time.perf_counter() - begun, 3),
+    )
     return DecideResult(digest, done.directives, plan.wake_s, plan.summary)

@@ -1,6 +1,6 @@
 """Snapshots of a cluster's state in the fleet's store, by digest, with an index by tick.
 
-    clusters/CLUSTER/snapshots/DIGEST.json            canonical bytes of a `ClusterState`
+    clusters/CLUSTER/snapshots/DIGEST.json.zst        canonical bytes of a `ClusterState`
     clusters/CLUSTER/ticks/<tick, 20 digits>.json     {"digest": the snapshot after the tick, "base": before its plan}
 
 The index names the newest snapshot where the workflow's own digest is lost (its workflow was terminated, or somebody
@@ -9,7 +9,8 @@ has cleaned up), and the old ones that may be removed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import orjson
@@ -22,7 +23,12 @@ from scheduling.state import ClusterState, digest_of
 KEEP_TICKS = 10_000
 """So many ticks can be recomputed by an audit; at one tick in five seconds this is half a day of constant change."""
 
-_PRUNE_EVERY = 500
+KEEP_BYTES = 2 << 30
+"""Fewer ticks are kept where their snapshots are larger than this together: with 1,000 nodes and 5,000 jobs the two of a
+tick are about 0.6 MB."""
+
+_PRUNE_EVERY = 100
+_CACHED = 4
 _MISSING = "storage.missing"
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -41,6 +47,10 @@ class SnapshotBucket(Protocol):
 
     def list(self, prefix: str) -> list[str]:
         """Keys that begin with `prefix`."""
+        ...
+
+    def find(self, prefix: str) -> Sequence[tuple[str, int, float]]:
+        """The same with sizes in bytes, and times."""
         ...
 
     def delete(self, key: str) -> None:
@@ -64,13 +74,19 @@ class SnapshotStore(Protocol):
         """Reads a snapshot; an error where there is none."""
         ...
 
+    def delete_snapshot(self, cluster: str, digest: str) -> None:
+        """Removes a snapshot; none there is success."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """Reads and writes the states of one cluster. Blocking."""
+    """Reads and writes the states of one cluster. Blocking; threads may share one."""
 
     store: SnapshotStore
     cluster: str
+    _cache: dict[str, ClusterState] = field(default_factory=dict[str, ClusterState])
+    """The last ones, by digest. A state of a large cluster takes longer to read than to plan on."""
 
     def read(self, digest: str) -> ClusterState | None:
         """The state of that name; None where it is gone or damaged.
@@ -78,6 +94,9 @@ class Snapshots:
         Raises:
             ErgoError: the store cannot be reached.
         """
+        known = self._cache.get(digest)
+        if known is not None:
+            return known
         try:
             data = self.store.get_snapshot(self.cluster, digest)
         except ErgoError as error:
@@ -87,10 +106,12 @@ class Snapshots:
         if digest_of(data) != digest:
             return None
         try:
-            return ClusterState.from_json(data)
+            state = ClusterState.from_json(data)
         except ModelError as error:
             _log.warning("a snapshot is not read", cluster=self.cluster, digest=digest, error=str(error))
             return None  # of another build; jobs and nodes will tell everything again
+        self._keep(digest, state)
+        return state
 
     def newest(self) -> ClusterState | None:
         """The newest state that can be read; None where there is none."""
@@ -101,28 +122,42 @@ class Snapshots:
                 return state
         return None
 
-    def write(self, base: ClusterState, after: ClusterState) -> str:
-        """Writes the state before a plan (which directives name) and after it; returns the digest of the latter."""
+    def write(self, base: bytes, after: ClusterState) -> str:
+        """Writes the state before a plan (which directives name), by its canonical bytes, and the one after it.
+
+        Returns:
+            The digest of the latter.
+        """
         data = after.to_json()
-        digest = digest_of(data)
-        base_data = base.to_json()
-        base_digest = digest_of(base_data)
+        digest, base_digest = digest_of(data), digest_of(base)
         if base_digest != digest:
-            self.store.put_snapshot(self.cluster, base_digest, base_data)
+            self.store.put_snapshot(self.cluster, base_digest, base)
         self.store.put_snapshot(self.cluster, digest, data)
+        self._keep(digest, after)
         names = orjson.dumps({"digest": digest, "base": base_digest})
         self.store.bucket.put(f"clusters/{self.cluster}/ticks/{after.tick:020d}.json", names)
         if after.tick % _PRUNE_EVERY == 0:
             self.prune()
         return digest
 
-    def prune(self, keep: int = KEEP_TICKS) -> None:
-        """Removes snapshots of all but the newest `keep` ticks."""
+    def prune(self, keep: int = KEEP_TICKS, keep_bytes: int = KEEP_BYTES) -> None:
+        """Removes snapshots of all but the newest `keep` ticks, and of more where all are larger than `keep_bytes`."""
         ticks = self._ticks()
-        for key in ticks[: max(len(ticks) - keep, 0)]:
+        if not ticks:
+            return
+        size = sum(found[1] for found in self.store.bucket.find(f"clusters/{self.cluster}/snapshots/"))
+        keep = max(1, min(keep, keep_bytes * len(ticks) // max(size, 1)))
+        kept = {digest for key in ticks[-keep:] for digest in self._names(key).values()}
+        for key in ticks[:-keep]:
             for digest in self._names(key).values():
-                self.store.bucket.delete(f"clusters/{self.cluster}/snapshots/{digest}.json")
+                if digest not in kept:
+                    self.store.delete_snapshot(self.cluster, digest)
             self.store.bucket.delete(key)
+
+    def _keep(self, digest: str, state: ClusterState) -> None:
+        self._cache[digest] = state
+        for old in list(self._cache)[:-_CACHED]:
+            self._cache.pop(old, None)
 
     def _ticks(self) -> list[str]:
         return sorted(self.store.bucket.list(f"clusters/{self.cluster}/ticks/"))

@@ -16,7 +16,6 @@ import stamina
 import structlog
 
 from activities.cluster import ClusterActivities
-from activities.snapshots import Snapshots
 from events.producer import EventProducer
 from events.types import JobPhaseChanged, JobPhaseChangedData
 from infra.ends import Ends
@@ -103,7 +102,7 @@ async def work(settings: Settings, over: asyncio.Event) -> None:
                     client,
                     fleet,
                     activities.inbox(settings.cluster),
-                    Snapshots(fleet, settings.cluster).newest,
+                    activities.snapshots(settings.cluster).newest,
                     Ends(fleet.bucket, settings.cluster, end_publisher(fleet, producer, settings.cluster)),
                 )
                 _log.info("works", queue=CLUSTER_TASK_QUEUE, cluster=settings.cluster)

@@ -54,6 +54,8 @@ class JobNotice(Shape):
         held: a person has preempted it; it wants nothing until a person resumes it.
         move_to: name of a node.
         request: names the person's request that `wants: move` comes from; the directive that answers repeats it.
+        since: when the job came to stand as it does, in UTC.
+        delivered_ms: device time, in milliseconds, that it had got until then; what was lost with a node is not in it.
     """
 
     job: JobId
@@ -68,6 +70,8 @@ class JobNotice(Shape):
     held: bool = False
     move_to: str | None = None
     request: str = ""
+    since: datetime | None = None
+    delivered_ms: int | None = None
 
     def __post_init__(self) -> None:
         if (self.move_to is not None) != (self.wants == "move"):
@@ -159,6 +163,11 @@ class InboxBatch(Shape):
     closed: tuple[JobClosed, ...] = ()
     node_orders: tuple[NodeOrder, ...] = ()
     quota_orders: tuple[QuotaOrder, ...] = ()
+
+    @property
+    def words(self) -> int:
+        """How many there are."""
+        return sum(map(len, (self.jobs, self.nodes, self.closed, self.node_orders, self.quota_orders)))
 
 
 TELL_AGAIN = "notify"

@@ -20,13 +20,13 @@ from model.control import Demand
 from model.ids import DeviceId, JobId, NodeId
 from model.job_state import JobPhase
 from model.manifest import NumericsClass
+from scheduling.accounts import CORE_TIER, COUNTED, NOWHERE, SAME, follow, heard, seconds, until
 from scheduling.constants import LIVE
 from scheduling.core.book import Book
 from scheduling.core.model import Ask, Job, Node, State
 from scheduling.core.record import BookRecord, JobRecord, NodeRecord, TenantRecord, restore
 from scheduling.core.settings import BASIC
 from scheduling.fitting import Gang
-from scheduling.levels import CORE_TIER, NOWHERE, SAME, seconds
 from scheduling.state import Account, ClusterState, Counts, JobState, NodeState, TenantState, above
 
 _STARTS = (JobPhase.STARTING, JobPhase.MOVING, JobPhase.RESIZING)
@@ -83,6 +83,7 @@ class Bridge:
         self._owner: dict[DeviceId, JobId] = {}
         self._given: dict[JobId, dict[str, int]] = {}  # devices by room that a job holds or may have taken up
         self._states: dict[JobId, State] = {}
+        self._accounts: dict[JobId, Account] = {}  # as they stand after what jobs have said
         self._kinds: dict[str, tuple[bytes, str]] = {}  # of pools: numerics class and model
         self._pools: dict[tuple[bytes | None, str | None], tuple[str, ...]] = {}
         self._hash: dict[bytes, str] = {}
@@ -150,14 +151,18 @@ class Bridge:
         return State.WAITING if notice.wants == "devices" and not notice.held else State.HELD
 
     def account(self, job: Job) -> Account:
-        """What is to be remembered of a job."""
-        return Account(
+        """What is to be remembered of a job: what was delivered up to what it has said last, or up to its admission."""
+        before = self._accounts[JobId(job.id)]
+        made = Account(
             state=int(job.state),
             claim=_counts((node.name, count) for node, count in job.claim.items()),
             due=None if job.due >= 1e300 else job.due,
             key=None if job.key >= 1e300 else job.key,
             **{name: getattr(job, name) for name in SAME},
         )
+        if made.admitted == before.admitted:
+            made = replace(made, **{name: getattr(before, name) for name in COUNTED})
+        return made
 
     def accounts(self) -> tuple[tuple[JobId, Account], ...]:
         """Of all jobs."""
@@ -254,14 +259,12 @@ class Bridge:
             tenant=self._path(demand.tenant),
             priority=demand.priority,
         )
+        word = heard(job.notice, now)
         if account is None:
-            account = Account(int(state), at=now, changed=now, waits_since=now)
+            account = Account(int(state), at=word.at, changed=now, waits_since=now)
         was = State(account.state)
-        if was is State.HELD and state not in (State.HELD, State.WAITING):
-            pause = max(0.0, now - account.at)
-            account = replace(
-                account, window_start=account.window_start + pause, window_end=account.window_end + pause, at=now
-            )
+        account = self._accounts[job.notice.job] = follow(account, demand.tier, demand.max_width, word)
+        account = replace(until(account, demand.tier, demand.max_width, now), at=now)
         if account.promised_in and account.promised_in not in self._kinds and ask.pools != NOWHERE:
             account = replace(account, promised_in=ask.pools[0])  # the last node there is gone
         claim = account.claim if state is State.WAITING else ()
@@ -331,10 +334,9 @@ class Bridge:
             elif state is State.RUNNING and job.state is State.CHANGING:
                 book.running(job, now)
             # What delivers is what runs, whatever it was told: it delivers until it stands.
-            notice = known.notice
-            rate = sum(device in self.room_of for device in notice.devices) * (notice.phase is JobPhase.RUNNING)
+            rate = self._accounts[name].rate
             if rate != job.rate and job.state is not State.HELD:
-                book.rate(job, min(rate, job.ranks), now)
+                book.rate(job, rate, now)
 
 
 def _begins(was: State, state: State) -> State:

@@ -46,8 +46,20 @@ SETTLE_S = 15.0
 WAIT_GAP_S = 5.0
 """A job is told a new reason for waiting at most this often: figures in it change with every other job."""
 
+WAITS_PER_S = 5.0
+"""Most new reasons a second, over all jobs: each is a signal, a cluster takes about 50 a second, and decisions come
+first. Where thousands wait, each is told less often; its first reason it is told at once."""
+
 WAITS_AT_ONCE = 64
-"""Most reasons for waiting told in one plan: each is a signal, and a cluster takes about 50 a second."""
+"""Most reasons for waiting told in one plan."""
+
+ASKS_AT_ONCE = 200
+"""Most jobs that one plan asks for their notices, or tells again what they have not answered. A plan is one payload of
+the workflow's history, which may have 2 MB, and telling it takes some 20 ms a job."""
+
+STOPS_AT_ONCE = 500
+"""Most jobs that one plan tells to stop, or that their nodes are lost. It is decided for all; the others are told with
+the next plans."""
 
 IDLE_S = 600.0
 """A plan is looked at again after this long in any case."""

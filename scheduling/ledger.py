@@ -21,8 +21,8 @@ from model.ids import DeviceId, Epoch, JobId, NodeId, TenantId
 from model.job_spec import Tier
 from model.job_state import JobPhase
 from model.orders import NodeOrder, QuotaOrder
-from scheduling.constants import DRAIN_S, REMEMBER_S, SETTLE_S, TELL_AGAIN_S
-from scheduling.levels import service_of
+from scheduling.accounts import service_of
+from scheduling.constants import DRAIN_S, REMEMBER_S, SETTLE_S, STOPS_AT_ONCE, TELL_AGAIN_S
 from scheduling.state import (
     ClusterState,
     Committed,
@@ -134,9 +134,11 @@ def restored(state: ClusterState, now: datetime) -> ClusterState:
 
 def commit(state: ClusterState, plan: Plan, now: datetime) -> Committed:
     """Records a plan. Ids of decisions follow from the state alone, so that deciding twice is deciding once."""
-    digest = digest_of(state.to_json())
+    base = state.to_json()
+    digest = digest_of(base)
     jobs = {item.notice.job: item for item in state.jobs}
     directives: list[AddressedDirective] = []
+    stops = 0
     for index, decision in enumerate(plan.decisions):
         job = jobs[decision.job]
         if decision.again and job.told is not None:
@@ -155,20 +157,30 @@ def commit(state: ClusterState, plan: Plan, now: datetime) -> Committed:
                 told_wait = job.waiting if directive.request else directive.reason
                 jobs[decision.job] = replace(job, waiting=told_wait, waiting_at=now)
             else:
-                told = Told(directive, now, now, 1, decision.devices, decision.beneficiary)
+                stops += decision.stops
+                times = int(not decision.stops or stops <= STOPS_AT_ONCE)
+                told = Told(directive, now, now, times, decision.devices, decision.beneficiary)
                 jobs[decision.job] = replace(job, told=told, waiting="", waiting_at=None)
+                if not times:
+                    continue
         directives.append(AddressedDirective(decision.job, job.notice.workflow_run, directive))
     accounts = dict(plan.accounts)
     kept = (replace(job, account=accounts.get(name, job.account)) for name, job in jobs.items())
+    asked = {item.job for item in plan.decisions}
+    ask = tuple(job for job in state.ask if job not in asked)
+    settle_until = state.settle_until
+    if ask and settle_until is not None:
+        settle_until = max(settle_until, now + timedelta(seconds=SETTLE_S))
     after = replace(
         state,
         jobs=tuple(sorted(kept, key=lambda item: item.notice.job)),
-        ask=(),
+        ask=ask,
+        settle_until=settle_until,
         tenants=plan.tenants,
         grown_at=plan.grown_at,
         turned_at=plan.turned_at,
     )
-    return Committed(after, tuple(directives))
+    return Committed(after, tuple(directives), base)
 
 
 @dataclass(slots=True)

@@ -15,19 +15,25 @@ from model.ids import DeviceId, JobId
 from scheduling import reasons
 from scheduling.bridge import Bridge, Room, class_key, gang_of
 from scheduling.constants import (
+    ASKS_AT_ONCE,
     DRAIN_S,
     IDLE_S,
     POLICY,
+    STOPS_AT_ONCE,
     TELL_AGAIN_MOST_S,
     TELL_AGAIN_S,
     WAIT_GAP_S,
     WAITS_AT_ONCE,
+    WAITS_PER_S,
 )
 from scheduling.core.actions import Action
 from scheduling.core.model import Job, State
 from scheduling.core.planner import Planner
 from scheduling.core.settings import LENT, LEVELS, STANDARD
 from scheduling.state import ClusterState, Decision, JobState, Plan, Told
+
+SOON = timedelta(milliseconds=100)
+"""When to look again where a plan has left something to the next one."""
 
 
 def decide(state: ClusterState, now: datetime) -> Plan:
@@ -69,14 +75,13 @@ class _Round:
         self.sizes: dict[tuple[object, ...], _Size] = {}
         self.around: dict[tuple[object, ...], _Surroundings] = {}
         self.texts: dict[tuple[object, ...], str] = {}
+        self.hit: list[JobId] = []  # jobs that are told now that they have lost devices with nodes
         self._ask()
         self._tell_again()
         self.settling = state.settle_until is not None and state.settle_until > now
         if not self.settling:
             self._lost()
-        self.bridge = Bridge(
-            state, now, (name for name, item in self.decisions.items() if item.directive.action == "lost")
-        )
+        self.bridge = Bridge(state, now, self.hit)
 
     def plan(self) -> Plan:
         book, state = self.bridge.book, self.state
@@ -91,7 +96,7 @@ class _Round:
             places = sum(action.kind == "place" for action in made.actions)
             if places >= book.settings.places_at_once:
                 # Where some were not served yet, nobody knows what is left for moves.
-                self.looks.append(self.now + timedelta(milliseconds=100))
+                self.looks.append(self.now + SOON)
             else:
                 self._moves()
             if made.wake is not None:
@@ -101,6 +106,8 @@ class _Round:
                 if known is not None and known.state is State.WAITING and (reason := self._waits(job, known)):
                     self.waiting[job.notice.job] = reason
         self._tell_waiting()
+        if sum(item.stops for item in self.decisions.values()) > STOPS_AT_ONCE:
+            self.looks.append(self.now + SOON)
         self.looks += [item.since + timedelta(seconds=DRAIN_S) for item in state.draining]
         later = [(time - self.now).total_seconds() for time in self.looks if time > self.now]
         return Plan(
@@ -116,15 +123,21 @@ class _Round:
     # -- what was told --------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        for job in self.state.ask:
+        for job in self.state.ask[:ASKS_AT_ONCE]:
             self._decide(job, self._directive("wait", reasons.ask(), request=TELL_AGAIN))
+        if len(self.state.ask) > ASKS_AT_ONCE:
+            self.looks.append(self.now + SOON)
 
     def _tell_again(self) -> None:
+        told_again = 0
         for job in self.state.jobs:
             if job.told is None or job.notice.job in self.decisions:
                 continue
             due = job.told.last_at + timedelta(seconds=_patience(job.told))
-            if due <= self.now:
+            if due <= self.now and told_again == ASKS_AT_ONCE:
+                due = self.now + SOON
+            elif due <= self.now:
+                told_again += 1
                 told = job.told
                 self._decide(job.notice.job, told.directive, told.devices, told.beneficiary, again=True)
                 due = self.now + timedelta(seconds=_patience(told) * 2)
@@ -132,6 +145,7 @@ class _Round:
 
     def _tell_waiting(self) -> None:
         told = 0
+        gap = timedelta(seconds=max(WAIT_GAP_S, len(self.waiting) / WAITS_PER_S))
         for job in self.state.jobs:
             name = job.notice.job
             if name not in self.waiting or name in self.decisions:
@@ -139,7 +153,7 @@ class _Round:
             reason = _sentence(self.waiting[name])
             if reason == job.waiting:
                 continue
-            due = job.waiting_at + timedelta(seconds=WAIT_GAP_S) if job.waiting_at and job.waiting else self.now
+            due = job.waiting_at + gap if job.waiting_at and job.waiting else self.now
             if due > self.now or told == WAITS_AT_ONCE:
                 self.looks.append(max(due, self.now + timedelta(seconds=WAIT_GAP_S)))
                 continue
@@ -155,6 +169,7 @@ class _Round:
             if job.told and job.told.directive.action == "lost":
                 lost -= set(job.told.directive.nodes)
             if lost:
+                self.hit.append(job.notice.job)
                 nodes = tuple(sorted(lost))
                 # What it may have taken up by now stays kept: only its next notice tells.
                 devices = job.told.devices if job.told else ()
@@ -369,4 +384,4 @@ def _sentence(text: str) -> str:
 
 
 def _patience(told: Told) -> float:
-    return min(TELL_AGAIN_S * 2 ** (told.times - 1), TELL_AGAIN_MOST_S)
+    return min(TELL_AGAIN_S * 2 ** (told.times - 1), TELL_AGAIN_MOST_S) if told.times else 0.0

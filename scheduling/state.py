@@ -53,7 +53,7 @@ class Told(Shape):
         devices: what nobody else may get in the meantime, beside what the job's notice lists.
         first_at: when it was decided.
         last_at: when it was told the last time.
-        times: how often it was told.
+        times: how often it was told; 0 where it is told with the next plan, see `constants.STOPS_AT_ONCE`.
         beneficiary: for ``preempt``: the job that gets the devices.
     """
 
@@ -305,6 +305,11 @@ class Decision(Shape):
     beneficiary: JobId | None = None
     again: bool = False
 
+    @property
+    def stops(self) -> bool:
+        """Whether it is a new decision that ends the job's stay where it is."""
+        return not self.again and self.directive.action in ("preempt", "lost")
+
 
 @dataclass(frozen=True, slots=True)
 class Plan(Shape):
@@ -336,7 +341,12 @@ class Plan(Shape):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The state with a plan recorded in it, and what is to be told to whom."""
+    """The state with a plan recorded in it, and what is to be told to whom.
+
+    Attributes:
+        base: the state that was decided on, as canonical bytes.
+    """
 
     state: ClusterState
     directives: tuple[AddressedDirective, ...]
+    base: bytes

