@@ -24,8 +24,8 @@ KEEP_TICKS = 10_000
 """So many ticks can be recomputed by an audit; at one tick in five seconds this is half a day of constant change."""
 
 KEEP_BYTES = 2 << 30
-"""Fewer ticks are kept where their snapshots are larger than this together: with 1,000 nodes and 5,000 jobs the two of a
-tick are about 0.6 MB."""
+"""Fewer ticks are kept where their snapshots are larger than this together: the two of a tick are about 0.6 MB with
+1,000 nodes and 5,000 jobs."""
 
 _PRUNE_EVERY = 100
 _CACHED = 4
