@@ -116,6 +116,8 @@ def faults_of(error: ValidationError, known: Sequence[str] = ()) -> tuple[Fault,
         fault
         for finding in findings
         if not (finding["type"] == "too_short" and finding["loc"] in with_items)
+        # A default that follows from fields of which one is faulty: that one is told.
+        and finding["type"] != "default_factory_not_called"
         for fault in _faults(finding, known)
     )
 

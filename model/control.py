@@ -10,7 +10,7 @@ from model.errors import ModelError
 from model.ids import CheckpointId, DeviceId, Epoch, Generation, JobId, NodeId, Step, TenantId
 from model.job_spec import Tier
 from model.job_state import JobPhase
-from model.manifest import NumericsClass
+from model.manifest import NumericsClass, Pack
 from model.orders import NodeOrder, QuotaOrder
 from model.shape import Shape
 
@@ -222,6 +222,7 @@ class JobView(Shape):
     """Answer of the query ``show``; also what ``ergo show --json`` prints.
 
     Attributes:
+        pack: ``node``: the command starts its own ranks; `ranks` is 1 then.
         step: the lowest step of any rank that the workflow has heard of (transitions, checkpoints).
         placement: devices in the order of their ranks; empty where it holds none.
         gpu_fraction: device time delivered / asked for since submission; None before the first second.
@@ -253,6 +254,7 @@ class JobView(Shape):
     failure: str = ""
     final: CheckpointId | None = None
     unpublished_events: int = 0
+    pack: Pack = "rank"
 
 
 # -- people → job: inputs and answer of its updates, and how it ends ----------------------------------------------

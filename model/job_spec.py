@@ -108,6 +108,11 @@ class After(_Shape):
     ended: Literal["completed", "any"] = Field(default="completed", description="How it must have ended.")
 
 
+def _narrowest(sound: dict[str, Any]) -> int:
+    """What starts its own ranks has its devices for life: nobody has to say that twice."""
+    return cast("int", sound.get("devices_per_rank", 1)) if sound.get("pack") == "node" else 1
+
+
 class JobSpec(_Shape):
     """A job. Units are in the names; all sizes are in bytes.
 
@@ -145,7 +150,13 @@ class JobSpec(_Shape):
     )
     host_memory_bytes: Bytes | None = Field(default=None, description="Limit of one process group's host memory.")
     device_memory_bytes: Bytes | None = Field(default=None, description="Memory of one device as a rank sees it.")
-    min_width: int = Field(default=1, ge=1, description="Fewest devices that the job may run on.")
+    min_width: int = Field(
+        default_factory=_narrowest,
+        ge=1,
+        description="Fewest devices that the job may run on. With pack: node at least, and by default, "
+        "devices_per_rank.",
+        json_schema_extra={"default": 1},
+    )
     max_width: int | None = Field(default=None, ge=1, description="Most devices; null for one per virtual device.")
 
     retries: Retries = Retries()
@@ -202,11 +213,11 @@ def parse_submitted_spec(data: bytes | str | Mapping[str, Any]) -> JobSpec:
         ModelError: as `parse_job_spec`.
     """
     spec = parse_job_spec(data)
-    if spec.pack == "node":
+    if spec.pack == "node" and spec.ranks > 1:
         fault = Fault(
-            "pack",
-            "is node, but nodes of a fleet do not run scripts that start their own ranks yet",
-            "Use `pack: rank` with `ranks` instead of the launcher, or `ergo run --pack node` on one machine.",
+            "ranks",
+            f"is {spec.ranks}, but a command that starts its own ranks (`pack: node`) is started once, on one node",
+            "Leave it out, and say with `devices_per_rank` how many devices the command sees.",
         )
         raise ModelError.of_faults("JobSpec", [fault], code="model.job-spec")
     return spec
@@ -266,7 +277,15 @@ def _check_widths(spec: JobSpec) -> Iterator[Fault]:
             f"is {spec.max_width}, but the job has {world} virtual devices (ranks x devices_per_rank)",
             f"Set it to {world} or less.",
         )
-    if spec.min_width > spec.widest:
+    whole = spec.devices_per_rank if spec.pack == "node" else 1
+    few = [where for where, width in (("min_width", spec.min_width), ("max_width", spec.widest)) if width < whole]
+    for where in few[:1]:
+        yield Fault(
+            where,
+            f"is {getattr(spec, where)}, but what starts its own ranks (`pack: node`) has its {whole} devices for life",
+            "Leave it out.",
+        )
+    if not few and spec.min_width > spec.widest:
         yield Fault("min_width", f"is {spec.min_width}, but the widest allowed is {spec.widest}", "Lower it.")
 
 
@@ -310,7 +329,7 @@ def _check_after(spec: JobSpec) -> Iterator[Fault]:
 
 # Each with the fields it looks at: where one of them is faulty itself, the check says nothing.
 _CHECKS: tuple[tuple[frozenset[str], Callable[[JobSpec], Iterator[Fault]]], ...] = (
-    (frozenset({"ranks", "devices_per_rank", "min_width", "max_width"}), _check_widths),
+    (frozenset({"ranks", "devices_per_rank", "pack", "min_width", "max_width"}), _check_widths),
     (frozenset({"ranks", "devices_per_rank", "pack"}), _check_pack),
     (frozenset({"environment", "secrets"}), _check_variables),
     (frozenset({"after"}), _check_after),

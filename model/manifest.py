@@ -16,6 +16,7 @@ sizes are bytes, times are nanoseconds since 1970 in UTC unless a name says othe
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -122,6 +123,19 @@ class RankState(_Shape):
     log_offset: Count = 0
 
 
+Pack = Literal["rank", "node"]
+
+
+def steps_of(ranks: Iterable[RankState], pack: Pack) -> tuple[Step, ...]:
+    """The steps by which a job's progress is told: those of all ranks.
+
+    Of a job that starts its own ranks they are those of its channels that train; most are used by nobody, or by
+    processes that take no step.
+    """
+    steps = tuple(rank.step for rank in ranks)
+    return steps if pack == "rank" else tuple(step for step in steps if step > 0) or steps[:1]
+
+
 class ManifestHeader(_Shape):
     """What the one who takes a checkpoint knows about it. The store adds job, epoch and parts.
 
@@ -147,7 +161,7 @@ class ManifestHeader(_Shape):
     cwd: str
     env: dict[str, str] = {}
     network: Literal["host", "none", "private"] = "host"
-    pack: Literal["rank", "node"] = Field(default="rank", exclude_if=lambda pack: pack == "rank")
+    pack: Pack = Field(default="rank", exclude_if=lambda pack: pack == "rank")
     python: str = Field(default="", exclude_if=lambda python: not python)
     build_id: str
     numerics: NumericsClass
@@ -155,6 +169,11 @@ class ManifestHeader(_Shape):
     created_at_ns: Count
     ranks: tuple[RankState, ...]
     parent: CheckpointId | None = None
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """See `steps_of`; the lowest is the checkpoint's."""
+        return steps_of(self.ranks, self.pack)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -140,7 +140,7 @@ class Job:
             raise RunError(f"the interpreter {header.python} of this job is not on this machine.", code="run.no-python")
         job = cls._spawn(spec, options, progress, made_by)
         job.log_offsets = [rank.log_offset for rank in header.ranks[: spec.processes]]
-        steps = sorted({rank.step for rank in header.ranks})
+        steps = sorted(set(header.steps))
         progress(f"continues checkpoint {reader.id} at step {'-'.join(map(str, steps))}")
         job._begin(lambda: job.client.restore(checkpoint))
         return job

@@ -55,6 +55,7 @@ class _Surroundings:
     """What a waiting job of a rank finds where it may run; the fields are those of `reasons.blocked`."""
 
     free: int
+    together: int
     lower: int
     kept: int
     cordoned: int
@@ -231,12 +232,13 @@ class _Round:
             if head is None or not head.why:
                 return ""
             tried = head
-        key = (known.ask.pools, known.rank, known.ranks, known.ask.tier, known.tenant.name)
+        key = (known.ask.pools, known.rank, known.ranks, known.unit, known.ask.tier, known.tenant.name)
         text = self.texts.get(key)
         if text is None:
             text = self.texts[key] = self._unpromised(tried) + reasons.blocked(
                 known.ranks,
                 about.free,
+                about.together if about.together < known.unit else None,
                 about.lower,
                 about.kept,
                 about.cordoned,
@@ -269,6 +271,7 @@ class _Round:
                 lower = max(lower - sum(job.width for job in there if job.rank == LENT), 0)
             found = self.around[key] = _Surroundings(
                 max(pool.free for pool in pools),
+                max((node.free for pool in pools for node in pool.nodes.values() if not node.closed), default=0),
                 lower,
                 max(sum(node.held for node in pool.nodes.values()) for pool in pools),
                 sum(

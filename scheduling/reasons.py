@@ -119,6 +119,7 @@ def no_nodes() -> str:
 def blocked(
     width: int,
     free: int,
+    together: int | None,
     lower: int,
     kept: int,
     cordoned: int,
@@ -132,6 +133,7 @@ def blocked(
     Args:
         width: devices that it needs.
         free: devices that are free, where most are.
+        together: of these, how many are on one node, where that is too few for a process tree; else None.
         lower: devices of running jobs that would give way to it.
         kept: devices that are kept for others.
         cordoned: devices that are free on cordoned nodes.
@@ -140,6 +142,8 @@ def blocked(
         ended: whether there are devices of ended jobs that may still have processes.
     """
     text = f"{free} of {devices(width)} free"
+    if together is not None and free:
+        text += f", at most {together} on one node, which is too few for a process tree"
     if kept:
         text += f" ({kept} more kept for jobs before it)"
     if cordoned:

@@ -36,13 +36,20 @@ def logs(
 ) -> None:
     """Prints standard output and error of the ranks of JOB; of several ranks each line says whose it is.
 
-    While the job runs they come from its nodes; else from its newest checkpoint, or as they were at its end.
+    A script that starts its own ranks has one log. While the job runs they come from its nodes; else from its newest
+    checkpoint, or as they were at its end.
     """
     from cli.fleet.client import call
     from cli.fleet.remote import http_client
 
     async def main(fleet: Fleet) -> None:
         view = await fleet.view(job)
+        if rank and view.pack == "node":
+            raise ErgoError(
+                f"Job {job} starts its own ranks: their output is one log.",
+                code="logs.rank",
+                remedy="Leave out --rank.",
+            )
         if rank is not None and rank >= view.ranks:
             raise ErgoError(
                 f"Job {job} has no rank {rank}.", code="logs.rank", remedy=f"Its ranks are 0 to {view.ranks - 1}."

@@ -179,6 +179,7 @@ def nodes_table(seen: Overview) -> Table:
 
     colours = {"alive": "green", "silent": "yellow", "lost": "red", "left": "dim"}
     made = words.table("NODE", "STATE", "LEASE", "DEVICE", "ACCELERATOR", "MEMORY", "JOB", right=("LEASE", "MEMORY"))
+    own = {str(view.id) for view in seen.views if view.pack == "node"}
     for node in seen.nodes:
         state, age = seen.state(node), seen.ages_s.get(node.node.name)
         head = [
@@ -190,7 +191,10 @@ def nodes_table(seen: Overview) -> Table:
             made.add_row(*head)
             continue
         for index, device in enumerate(node.devices):
-            jobs = [f"{job} ({_ranks(ranks)})" for job, ranks in seen.on_device(device.id)]
+            jobs = [
+                f"{job} ({'its own ranks' if job in own else _ranks(ranks)})"
+                for job, ranks in seen.on_device(device.id)
+            ]
             made.add_row(
                 *(head if index == 0 else ("", "", "")),
                 "/".join(device.id.path),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cli.fleet.client import ANSWER_S, LIST, Fleet
 from model.control import JobView
 from model.job_state import JobPhase
+from model.manifest import Pack
 from model.names import JOB_WORKFLOW, SearchAttribute
 from model.records import NodeRecord
 from proxy_runtime.errors import ErgoError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from temporalio.client import WorkflowExecution
 
 _AT_ONCE = 8
-MEMO_NAME, MEMO_RANKS = "name", "ranks"
+MEMO_NAME, MEMO_RANKS, MEMO_PACK = "name", "ranks", "pack"
 """Keys of the memo that `ergo submit` sets, so that jobs have names where no worker answers."""
 
 # What the server calls a closed workflow, where no phase says it: somebody ended it from outside.
@@ -32,6 +33,7 @@ class Row:
 
     Attributes:
         ranks: None where only visibility knows the job and nothing says it.
+        pack: ``node``: the job starts its own ranks.
         step: None where neither its workflow nor a node has told it: of ended jobs `ergo show` tells it.
         nodes: names, without incarnations.
         waiting: why it does not run, where it should.
@@ -52,6 +54,7 @@ class Row:
     submitted_at: datetime
     waiting: str
     source: Literal["workflow", "visibility"]
+    pack: Pack = "rank"
 
     @property
     def ended(self) -> bool:
@@ -143,6 +146,7 @@ def row_of_view(view: JobView, nodes: Sequence[NodeRecord] = ()) -> Row:
         submitted_at=view.submitted_at,
         waiting=view.waiting,
         source="workflow",
+        pack=view.pack,
     )
     return with_live_step(row, nodes)
 
@@ -172,6 +176,7 @@ def row_of_execution(execution: WorkflowExecution) -> Row:
         submitted_at=execution.start_time.astimezone(UTC),
         waiting="",
         source="visibility",
+        pack="node" if memo.get(MEMO_PACK) == "node" else "rank",
     )
 
 

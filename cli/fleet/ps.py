@@ -74,7 +74,7 @@ def jobs_table(listing: Listing, now: datetime) -> Table:
         phase = words.phase(row.phase, held=row.held)
         if row.source == "visibility" and not row.ended:
             phase.append(" ?", style="bold red")
-        ranks = "?" if row.ranks is None else str(row.ranks)
+        ranks = "own" if row.pack == "node" else "?" if row.ranks is None else str(row.ranks)
         made.add_row(
             row.id,
             *([row.name] if named else []),

@@ -70,7 +70,7 @@ def sentences(view: JobView, decisions: Sequence[DecisionView]) -> list[str]:
         where = f"{view.phase} on {devices(view.placement)}, in epoch {int(view.epoch)}"
     else:
         where = f"{view.phase}{' and held by a person until `ergo resume`' if view.held else ''}"
-    found = [f"Job {view.id} ({view.tier}, {words.counted(view.ranks, 'rank')}) is {where}."]
+    found = [f"Job {view.id} ({view.tier}, {words.ranks(view)}) is {where}."]
     if view.waiting and not view.phase.ended:
         found.append(f"It waits: {view.waiting}")
     if view.failure:
@@ -177,7 +177,8 @@ def _print(view: JobView, nodes: Sequence[NodeRecord], status: str, address: str
     fact("waiting for", view.waiting)
     fact("failure", view.failure)
     fact("exit code", None if view.exit_code is None else str(view.exit_code))
-    fact("ranks", f"{view.ranks} on {words.counted(view.width, 'device')}" if view.width else str(view.ranks))
+    ranks = "its own" if view.pack == "node" else str(view.ranks)
+    fact("ranks", f"{ranks} on {words.counted(view.width, 'device')}" if view.width else ranks)
     fact("where", devices(view.placement))
     fact("epoch, step", f"{int(view.epoch)}, {live(view, nodes)}")
     fact(

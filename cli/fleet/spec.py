@@ -35,6 +35,8 @@ class Flags:
     priority: int | None = None
     ranks: int | None = None
     min_devices: int | None = None
+    pack: str | None = None
+    devices: int | None = None
     checkpoint_every: int | None = None
     environment: tuple[str, ...] = ()
     command: tuple[str, ...] = field(default=())
@@ -91,10 +93,17 @@ def build_spec(file: Mapping[str, Any], flags: Flags, argv: Sequence[str], volum
         "priority": flags.priority,
         "ranks": flags.ranks,
         "min_width": flags.min_devices,
+        "pack": flags.pack,
+        "devices_per_rank": flags.devices,
         "argv": list(argv) or None,
         "volume": None if volume is None else dict(volume),
     }
     fields.update({name: value for name, value in given.items() if value is not None})
+    if flags.devices is not None and fields.get("pack", "rank") == "rank":
+        raise SpecError(
+            "--devices says how many devices a script sees that starts its own ranks.",
+            remedy="Add --pack node; or say with --ranks how many ranks are started, each with a device.",
+        )
     if flags.checkpoint_every is not None:
         fields["checkpoint"] = {**_mapping(fields.get("checkpoint")), "every_s": flags.checkpoint_every or None}
     if flags.environment:
@@ -102,12 +111,13 @@ def build_spec(file: Mapping[str, Any], flags: Flags, argv: Sequence[str], volum
     return parse_submitted_spec(fields)
 
 
-def command_line(command: Sequence[str], directory: Path | None) -> list[str]:
+def command_line(command: Sequence[str], directory: Path | None, *, launcher: bool = False) -> list[str]:
     """The job's argv for what was typed: ``SCRIPT ARGS`` or ``-m MODULE ARGS``.
 
     Args:
         command: as typed.
         directory: what is uploaded, and so where the command runs; None where nothing is.
+        launcher: where there is no such script, the name of a program of the nodes is meant, such as ``torchrun``.
 
     Raises:
         SpecError: the script is missing, or outside of the directory.
@@ -117,12 +127,15 @@ def command_line(command: Sequence[str], directory: Path | None) -> list[str]:
         if not arguments:
             raise SpecError("-m needs the name of a module.", remedy="`ergo submit -m package.train …`.")
         return ["python", "-m", *arguments]
+    bare = launcher and "/" not in script
     if directory is None:
-        return ["python", script, *arguments]
+        return [script, *arguments] if bare and not script.endswith(".py") else ["python", script, *arguments]
     root = directory.resolve()
     # As `ergo run` reads it, relative to the directory; else as the shell completes it, relative to where one is.
     candidates = dict.fromkeys((root / script, Path.cwd() / script))
     found = next((path for path in candidates if path.is_file()), None)
+    if found is None and bare and not (root / script).exists():
+        return [script, *arguments]
     if found is None:
         kind = "is a directory" if (root / script).is_dir() else "does not exist"
         raise SpecError(f"The script {root / script} {kind}.", code="submit.script")
@@ -151,6 +164,10 @@ def label(name: str) -> str:
 
 def _name_of(argv: Sequence[str]) -> str:
     """A name for a command without one: the script's or module's own."""
+    program, *words = argv
+    if program not in ("python", "python3"):  # a launcher, such as torchrun
+        script = next((word for word in words if word.endswith(".py")), program)
+        return Path(script).stem
     if argv[1:2] == ["-m"]:
         return argv[2]
     return Path(argv[1] if len(argv) > 1 else argv[0]).stem

@@ -29,7 +29,10 @@ def register(app: typer.Typer) -> None:
 
 def submit(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="A Python script, or -m MODULE.")
+        list[str] | None,
+        typer.Argument(
+            metavar="SCRIPT [ARGUMENTS]...", help="A Python script, or -m MODULE; with --pack node a launcher too."
+        ),
     ] = None,
     file: Annotated[
         Path | None,
@@ -41,6 +44,13 @@ def submit(
     name: Annotated[str | None, typer.Option(help="What people call it; default: the script's name.")] = None,
     priority: Annotated[int | None, typer.Option(help="Order within tier and tenant; higher is earlier.")] = None,
     min_devices: Annotated[int | None, typer.Option(metavar="K", help="Fewest devices that it may run on.")] = None,
+    pack: Annotated[
+        str | None,
+        typer.Option(help="rank: a process of the script for each rank; node: one, which starts its own ranks."),
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(metavar="N", help="With --pack node: devices that the script sees, on one node.")
+    ] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable, in plain text; repeatable.")
     ] = None,
@@ -59,7 +69,17 @@ def submit(
     The job then lives in the fleet: Ctrl-C here, with --wait too, does not end it.
     """
     flags = specs.Flags(
-        name, tenant, tier, priority, ranks, min_devices, checkpoint_every, tuple(env or ()), tuple(command or ())
+        name,
+        tenant,
+        tier,
+        priority,
+        ranks,
+        min_devices,
+        pack,
+        devices,
+        checkpoint_every,
+        tuple(env or ()),
+        tuple(command or ()),
     )
     try:
         spec, source = _spec(flags, file, directory, upload=upload)
@@ -94,9 +114,10 @@ def _spec(
     source = directory or (Path.cwd() if upload and "volume" not in fields else None)
     if source is not None and not source.is_dir():
         raise specs.SpecError(f"The job directory {source} does not exist.", code="submit.directory")
-    argv = specs.command_line(flags.command, source) if flags.command else []
+    launcher = (flags.pack or fields.get("pack")) == "node"
+    argv = specs.command_line(flags.command, source, launcher=launcher) if flags.command else []
     script = flags.command[0] if flags.command else "/"
-    if source is None and "volume" not in fields and script != "-m" and not script.startswith("/"):
+    if source is None and "volume" not in fields and argv[:1] == ["python"] and not script.startswith(("/", "-m")):
         raise specs.SpecError(
             f"Without an upload the job directory is empty: nobody would find {script} in it.",
             code="submit.script",
@@ -140,7 +161,7 @@ async def start(fleet: Fleet, job: str, spec: JobSpec) -> None:
     from temporalio.common import WorkflowIDReusePolicy
     from temporalio.service import RPCError, RPCStatusCode
 
-    from cli.fleet.overview import MEMO_NAME, MEMO_RANKS
+    from cli.fleet.overview import MEMO_NAME, MEMO_PACK, MEMO_RANKS
     from model.names import JOB_TASK_QUEUE, JOB_WORKFLOW
 
     client = await fleet.temporal()
@@ -148,7 +169,7 @@ async def start(fleet: Fleet, job: str, spec: JobSpec) -> None:
         "id": job,
         "task_queue": JOB_TASK_QUEUE,
         "id_reuse_policy": WorkflowIDReusePolicy.REJECT_DUPLICATE,
-        "memo": {MEMO_NAME: spec.name, MEMO_RANKS: spec.ranks},
+        "memo": {MEMO_NAME: spec.name, MEMO_RANKS: spec.ranks, MEMO_PACK: spec.pack},
         "static_summary": summary(spec),
         "static_details": details(spec),
     }
@@ -163,7 +184,7 @@ async def start(fleet: Fleet, job: str, spec: JobSpec) -> None:
 
 def summary(spec: JobSpec) -> str:
     """One line for the Temporal UI; it takes 400 bytes."""
-    ranks = "1 rank" if spec.ranks == 1 else f"{spec.ranks} ranks"
+    ranks = "its own ranks" if spec.pack == "node" else "1 rank" if spec.ranks == 1 else f"{spec.ranks} ranks"
     return f"{spec.name}: {spec.tier}, {ranks}, {spec.tenant}".encode()[:390].decode(errors="ignore")
 
 
@@ -175,8 +196,8 @@ def details(spec: JobSpec) -> str:
     rows = {
         "tier": spec.tier,
         "tenant": spec.tenant,
-        "ranks": spec.ranks,
-        "devices": f"{spec.min_width} to {spec.widest}",
+        "ranks": "its own" if spec.pack == "node" else spec.ranks,
+        "devices": f"{spec.widest} on one node" if spec.pack == "node" else f"{spec.min_width} to {spec.widest}",
         "priority": spec.priority,
         "directory": spec.volume.kind,
         "checkpoint every": "never" if spec.checkpoint.every_s is None else f"{spec.checkpoint.every_s} s",
@@ -212,17 +233,23 @@ async def _tell(fleet: Fleet, job: str, spec: JobSpec) -> None:
     if not await fleet.served():
         say("no worker serves jobs now: it starts once one does; `ergo up` starts what is missing")
     try:
-        devices = [device for node in await fleet.nodes() for device in node.devices]
+        nodes = await fleet.nodes()
     except ErgoError:
         return
-    fitting = [device for device in devices if spec.accelerator in (None, device.accelerator)]
-    if text := too_few(spec, len(fitting)):
+    fitting = [sum(spec.accelerator in (None, device.accelerator) for device in node.devices) for node in nodes]
+    if text := too_few(spec, *fitting):
         say(text)
 
 
-def too_few(spec: JobSpec, devices: int) -> str:
-    """Why a job cannot run on a fleet of so many devices that it may use; empty where it can."""
+def too_few(spec: JobSpec, *by_node: int) -> str:
+    """Why a job cannot run on nodes with so many devices each that it may use; empty where it can."""
     kind = f" of the kind {spec.accelerator}" if spec.accelerator else ""
+    devices, most = sum(by_node), max(by_node, default=0)
+    if spec.pack == "node" and most < spec.devices_per_rank:
+        return (
+            f"it needs {spec.devices_per_rank} devices{kind} on one node, and none has more than {most}: "
+            "it stays queued until one has"
+        )
     has = f"the fleet has {devices}{kind}" if devices else f"the fleet has none{kind}"
     if devices < spec.min_width:
         count = "1 device" if spec.min_width == 1 else f"{spec.min_width} devices"

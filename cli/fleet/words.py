@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from model.control import JobView
 
 _COLOURS = {
     "queued": "yellow",
@@ -84,6 +88,11 @@ def size(count: float) -> str:
 def clock(time: datetime) -> str:
     """A moment in UTC, to the second: that is what logs and events are in."""
     return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def ranks(view: JobView) -> str:
+    """``4 ranks``; ``its own ranks`` of a script that starts them."""
+    return "its own ranks" if view.pack == "node" else counted(view.ranks, "rank")
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -251,7 +251,7 @@ class Store:
                         id=manifest.root,
                         job=name,
                         epoch=manifest.epoch,
-                        step=min(rank.step for rank in manifest.header.ranks),
+                        step=min(manifest.header.steps),
                         world_size=manifest.header.world_size,
                         created_at_ns=manifest.header.created_at_ns,
                         bytes=sum(ref.bytes for ref in refs if ref is not None),

@@ -15,7 +15,7 @@ from model.runtime import CheckpointInput, CheckpointResult, NodeParts
 from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.node.clock import Clock
-from proxy_runtime.node.launch import network_of
+from proxy_runtime.node.launch import device_of_rank, network_of
 from proxy_runtime.node.ledger import PartRecord
 from proxy_runtime.shim.header import host_class
 from proxy_runtime.storage import checkpoints, garbage, volumes
@@ -55,7 +55,7 @@ class Committer:
         volume, _ = volumes.join_volumes(self.fleet, self.store, record.job, record.epoch, self.base, parts)
         clock.lap("merge")
         manifest = checkpoints.assemble(self.fleet, self.store, record.job, record.epoch, header, parts, volume=volume)
-        step = Step(min((rank.step for rank in header.ranks), default=0))
+        step = min(header.steps)
         if request.kind == "final":
             self.fleet.commit_final(record.job, record.epoch, manifest.root)
         else:
@@ -74,19 +74,20 @@ class Committer:
     def _header(self, parts: Sequence[NodeParts], parent: CheckpointId | None) -> ManifestHeader:
         record = self.record
         states = {state.rank: state for each in parts for state in each.states}
-        placement = record.placement
+        placed = device_of_rank(record)
         return ManifestHeader(
-            world_size=placement.world_size,
-            placement=tuple(str(placement.device(rank)) for rank in range(placement.world_size)),
+            world_size=len(placed),
+            placement=tuple(str(record.placement.devices[index]) for index in placed),
             argv=record.argv,
             cwd=record.cwd,
             env=record.env,
             network=network_of(record.spec),
+            pack=record.spec.pack,
             build_id=record.build_id,
             numerics=self.numerics,
             host=host_class(),
             created_at_ns=time.time_ns(),
-            ranks=tuple(states.get(rank) or RankState(rank=rank, step=Step(0)) for rank in range(placement.world_size)),
+            ranks=tuple(states.get(rank) or RankState(rank=rank, step=Step(0)) for rank in range(len(placed))),
             parent=parent,
         )
 

@@ -17,7 +17,7 @@ from proxy_runtime.node.environment import Command
 from proxy_runtime.node.errors import unsuitable
 from proxy_runtime.node.ledger import PartRecord
 from proxy_runtime.shim.header import host_class
-from proxy_runtime.shim.spec import NodePart, RunSpec
+from proxy_runtime.shim.spec import SLOTS_PER_DEVICE, NodePart, RunSpec
 
 Network = Literal["host", "none", "private"]
 
@@ -129,9 +129,15 @@ def restored_record(
     )
 
 
+def device_of_rank(record: PartRecord) -> tuple[int, ...]:
+    """For each rank as the shim counts them, the index of its device: in a tree each channel to a device is one."""
+    each = SLOTS_PER_DEVICE if record.spec.pack == "node" else 1
+    return tuple(index for index in record.placement.device_of_rank for _ in range(each))
+
+
 def run_spec(profile: NodeProfile, record: PartRecord, env: dict[str, str], base: Path, python: str = "") -> RunSpec:
     """What the shim is told; `python` as in `RunSpec`."""
-    placement = record.placement
+    placement, placed = record.placement, device_of_rank(record)
     local = tuple(index for index, device in enumerate(placement.devices) if device.node == profile.node)
     network: Network = "none" if record.network == "none" else "private" if record.network == "private" else "host"
     return RunSpec(
@@ -139,7 +145,7 @@ def run_spec(profile: NodeProfile, record: PartRecord, env: dict[str, str], base
         argv=record.argv,
         cwd=record.cwd,
         env=env,
-        world_size=placement.world_size,
+        world_size=len(placed),
         devices=placement.width,
         checkpoint_dir=str(profile.store),
         device_kind=profile.device_kind,
@@ -149,10 +155,11 @@ def run_spec(profile: NodeProfile, record: PartRecord, env: dict[str, str], base
         linger=True,
         base_dir=str(base),
         python=python,
+        pack=record.spec.pack,
         part=NodePart(
             node=str(profile.node),
             epoch=int(record.epoch),
-            device_of_rank=placement.device_of_rank,
+            device_of_rank=placed,
             local_devices=local,
             tenant=record.spec.tenant,
         ),

@@ -67,6 +67,11 @@ class Rank:
     shared: bool = False
 
     @property
+    def has_tree(self) -> bool:
+        """Whether a process tree of its own goes with it."""
+        return self.rank == 0 or not self.shared
+
+    @property
     def alive(self) -> bool:
         return self.container is not None and self.exit is None
 
@@ -277,11 +282,13 @@ class Generation:
         return None
 
     def step(self) -> list[int]:
-        """Steps whose device work is done, per rank."""
-        steps = [rank.step for rank in self.ranks]
-        if self.spec.pack == "node":  # not those that nobody uses, or that train nothing
-            return [step for step in steps if step > 0] or [0]
-        return steps
+        """Steps whose device work is done, per rank; see `steps`."""
+        return list(self.steps().values()) or [0]
+
+    def steps(self) -> dict[int, int]:
+        """The same by rank; of a job that starts its own ranks only for channels whose processes train."""
+        found = {rank.rank: rank.step for rank in self.ranks}
+        return found if self.spec.pack == "rank" else {rank: step for rank, step in found.items() if step > 0}
 
     def violations(self) -> list[str]:
         """Sentences about everything that a process of this job holds and must not hold at a cut."""

@@ -65,7 +65,7 @@ class PartStatus(Shape):
 
     Attributes:
         cut: number of the last cut that was begun, 0 for none.
-        steps: per local rank, optimizer steps whose device work is done.
+        steps: per local rank, optimizer steps whose device work is done; see `Generation.steps`.
         device_ms: device time delivered in this epoch: local devices times milliseconds that they ran.
         loss: the last one that the job has reported; None where it reports none.
         living: local ranks that have not ended.

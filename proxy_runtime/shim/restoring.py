@@ -54,7 +54,7 @@ class Restoration:
                 ]
             )
             clock = self._note("read", clock)
-            waiting = [r for r in generation.ranks if r.exit is None and (r.rank == 0 or not r.shared)]
+            waiting = [r for r in generation.ranks if r.exit is None and r.has_tree]
             for rank in generation.ranks:
                 if rank.exit is not None:  # others may need what it has contributed, or the store it has kept
                     generation.ring_of_ended(rank, scratch / f"rank-{rank.rank}" / "device" / "ring")
@@ -109,7 +109,7 @@ def _volume(generation: Generation, reader: CheckpointReader) -> None:
 def _fetch(rank: Rank, reader: CheckpointReader, scratch: Path) -> None:
     base = scratch / f"rank-{rank.rank}"
     reader.restore_part(Part.device(rank.rank), base / "device")
-    if rank.exit is None and (rank.rank == 0 or not rank.shared):
+    if rank.exit is None and rank.has_tree:
         reader.restore_part(Part.process(rank.rank), base / "process")
 
 

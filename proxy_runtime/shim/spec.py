@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from model.manifest import Pack
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.namespace import Network
-
-Pack = Literal["rank", "node"]
 
 SLOTS_PER_DEVICE = 8
 """How many processes of a job that starts its own ranks may use one device at a time (docs/design/0003)."""
@@ -98,9 +97,9 @@ class RunSpec:
                 code="run.bad-spec",
                 remedy="Lower --devices or raise --nproc.",
             )
-        if self.pack == "node" and (self.world_size != self.devices * SLOTS_PER_DEVICE or self.part is not None):
+        if self.pack == "node" and self.world_size != self.devices * SLOTS_PER_DEVICE:
             raise RunError(
-                "a job that starts its own ranks keeps the number of devices that it began with, on one machine.",
+                "a job that starts its own ranks keeps the number of devices that it began with.",
                 code="run.bad-width",
             )
         if self.part is not None:
@@ -112,6 +111,12 @@ class RunSpec:
                 )
             if not local or not set(local) <= set(placed):
                 raise RunError(f"devices {local} of this node are not in the placement.", code="run.bad-spec")
+            if self.pack == "node" and len(local) != self.devices:
+                raise RunError(
+                    f"{len(local)} of {self.devices} devices are on this node, but a job that starts its own ranks is "
+                    "on one node as a whole.",
+                    code="run.bad-spec",
+                )
 
     @property
     def processes(self) -> int:

@@ -124,3 +124,12 @@ async def test_of_a_job_that_has_written_nothing(ergo, job, store):
     done = await ergo("logs", handle.id)
     assert done.out == ""
     assert "has written nothing that is kept yet" in done.err
+
+
+async def test_of_a_script_that_starts_its_own_ranks(ergo, running, peer):
+    await running.signal("become", view(running.id, pack="node", ranks=1))
+    peer.logs[f"/v1/jobs/{running.id}/2/logs/0"] = b"of both\n"
+    assert (await ergo("logs", running.id)).out == "of both\n"
+    assert (await ergo("logs", running.id, "--rank", "0")).out == "of both\n"
+    refused = await ergo("logs", running.id, "--rank", "1", code=1)
+    assert "starts its own ranks: their output is one log" in refused.err

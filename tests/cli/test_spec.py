@@ -149,3 +149,45 @@ def test_ids_of_jobs(name):
     assert first != second
     assert JobId(first) == first
     assert len(first) <= 47
+
+
+@pytest.mark.parametrize(
+    ("command", "argv", "name"),
+    [
+        (["torchrun", "--nproc-per-node", "2", "train.py", "-x"], None, "train"),
+        (["accelerate", "launch", "pkg/eval.py"], None, "eval"),
+        (["deepspeed"], None, "deepspeed"),
+        (["python", "train.py"], None, "train"),
+        (["train.py"], ["python", "train.py"], "train"),
+        (["-m", "torch.distributed.run", "train.py"], ["python", "-m", "torch.distributed.run", "train.py"], None),
+    ],
+)
+def test_what_starts_its_own_ranks_may_be_a_program_of_the_nodes(project, command, argv, name):
+    found = command_line(command, project, launcher=True)
+    assert found == (argv or command)
+    spec = build_spec({}, Flags(pack="node", devices=2), found, None)
+    assert (spec.pack, spec.world_size, spec.min_width) == ("node", 2, 2)
+    assert spec.name == (name or "torch.distributed.run")
+
+
+def test_a_launcher_is_none_of_the_directory(project):
+    for command in (["pkg"], ["./torchrun"], ["pkg/none.py"]):
+        with pytest.raises(SpecError, match=r"does not exist|is a directory"):
+            command_line(command, project, launcher=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "says"),
+    [
+        ({}, Flags(devices=2), "Add --pack node"),
+        ({"pack": "rank"}, Flags(devices=2), "Add --pack node"),
+        ({}, Flags(pack="tree"), "'rank' or 'node'"),
+        ({}, Flags(pack="node", ranks=2), "is started once"),
+        ({}, Flags(pack="node", devices=2, min_devices=1), "2 devices for life"),
+        ({}, Flags(pack="node", devices=0), "must be at least 1"),
+    ],
+)
+def test_shapes_that_no_job_has(file, flags, says):
+    with pytest.raises((SpecError, ModelError)) as caught:
+        build_spec({"apiVersion": "ergosphere/v1", **file}, flags, ARGV, None)
+    assert says in str(caught.value)

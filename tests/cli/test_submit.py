@@ -94,6 +94,18 @@ async def test_a_module_needs_no_upload(ergo, project):
     assert done.err == ""
 
 
+async def test_a_launcher(ergo, client, project, store):
+    store.claim_node(node(NODE_1))
+    done = await ergo("submit", "--pack", "node", "--devices", "3", "torchrun", "--nproc-per-node", "3", "train.py")
+    try:
+        spec = await spec_of(client, done.out.strip())
+        assert spec.argv == ("torchrun", "--nproc-per-node", "3", "train.py")
+        assert (spec.pack, spec.devices_per_rank, spec.name) == ("node", 3, "train")
+        assert "it needs 3 devices on one node, and none has more than 2" in done.err
+    finally:
+        await end(client, done.out.strip())
+
+
 async def test_a_job_file(ergo, client, project, store):
     (project / "job.yaml").write_text(
         "apiVersion: ergosphere/v1\nname: char GPT\nranks: 2\ntier: basic\n"
@@ -231,6 +243,21 @@ def test_too_few_devices(devices, says):
     text = too_few(SPEC, devices)
     assert says in text
     assert bool(text) == bool(says)
+
+
+TREE = parse_job_spec({"apiVersion": "ergosphere/v1", "argv": ["x"], "pack": "node", "devices_per_rank": 4})
+
+
+@pytest.mark.parametrize("by_node", [(), (2,), (3, 3, 3)])
+def test_too_few_devices_on_one_node(by_node):
+    most = max(by_node, default=0)
+    assert too_few(TREE, *by_node).startswith(f"it needs 4 devices on one node, and none has more than {most}")
+    assert not too_few(TREE, *by_node, 4)
+
+
+def test_the_temporal_ui_tells_who_starts_the_ranks():
+    assert summary(TREE) == "job: standard, its own ranks, default"
+    assert "| devices | 4 on one node |" in details(TREE)
 
 
 def test_the_temporal_ui_shows_no_values():

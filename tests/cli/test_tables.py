@@ -82,6 +82,14 @@ def test_a_narrower_job_and_one_that_nobody_answers_for():
     assert Listing((spliced, silent), True).unanswered == 1
 
 
+def test_a_job_that_starts_its_own_ranks():
+    tree = view(pack="node", ranks=1)
+    assert "own on 2" in "\n".join(shown(ps.jobs_table(Listing((row_of_view(tree),), True), NOW)))
+    assert show.sentences(tree, ())[0].startswith(f"Job {tree.id} (basic, its own ranks) is running")
+    seen = Overview("local", (node(NODE_1),), {"node-1": 1.0}, (tree,), None, NOW)
+    assert f"{tree.id} (its own ranks)" in "\n".join(shown(nodes.nodes_table(seen)))
+
+
 def test_fields_of_a_list():
     assert row_of_view(view()).to_json(NOW) == {
         "id": "char-gpt-x7k2mn",
@@ -98,6 +106,7 @@ def test_fields_of_a_list():
         "submitted_at": START,
         "waiting": "",
         "source": "workflow",
+        "pack": "rank",
         "age_s": 7500.0,
     }
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.errors import ModelError
-from model.job_spec import API_VERSION, JobSpec, parse_job_spec
+from model.job_spec import API_VERSION, JobSpec, parse_job_spec, parse_submitted_spec
 from model.units import parse_bytes
 
 MINIMAL = {"apiVersion": API_VERSION, "argv": ["python", "train.py"]}
@@ -28,6 +28,17 @@ def test_it_reads_what_it_writes():
     spec = parse_job_spec({**MINIMAL, "ranks": 4, "min_width": 2, "host_memory_bytes": "1GiB"})
     assert spec.host_memory_bytes == 1 << 30
     assert parse_job_spec(spec.to_json()) == spec
+
+
+def test_what_starts_its_own_ranks_has_one_width():
+    spec = parse_submitted_spec({**MINIMAL, "pack": "node", "devices_per_rank": 4})
+    assert (spec.world_size, spec.min_width, spec.widest) == (4, 4, 4)
+    assert parse_submitted_spec(spec.to_json()) == spec
+
+
+def test_a_fleet_starts_a_command_that_starts_its_own_ranks_once():
+    with pytest.raises(ModelError, match=r"`ranks` is 2, but a command that starts its own ranks .* is started once"):
+        parse_submitted_spec({**MINIMAL, "pack": "node", "ranks": 2})
 
 
 def test_a_spec_cannot_be_changed():
@@ -66,6 +77,10 @@ BAD = [
     ("too wide", {"ranks": 2, "max_width": 3}, "max_width", "Set it to 2 or less"),
     ("min too wide", {"ranks": 2, "min_width": 3}, "min_width", "widest allowed is 2"),
     ("devices of a rank", {"devices_per_rank": 2}, "devices_per_rank", "`pack: node`"),
+    ("tree cut in two", {"pack": "node", "devices_per_rank": 4, "min_width": 2}, "min_width", "4 devices for life"),
+    ("tree too narrow", {"pack": "node", "devices_per_rank": 4, "max_width": 2}, "max_width", "4 devices for life"),
+    ("tree too wide", {"pack": "node", "devices_per_rank": 2, "max_width": 3}, "max_width", "Set it to 2 or less"),
+    ("devices of a tree", {"pack": "node", "devices_per_rank": "two"}, "devices_per_rank", "must be an integer"),
     ("many ranks", {"ranks": 2**20, "devices_per_rank": 2, "pack": "node"}, "ranks", "at most 1048576"),
     ("after twice", {"after": [{"job": "a"}, {"job": "a"}]}, "after", "names the job a twice"),
     ("time limit", {"device_time_limit_s": 0}, "device_time_limit_s", "at least 1"),

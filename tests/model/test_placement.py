@@ -110,3 +110,9 @@ def test_a_placement_of_another_job(fields, where):
     with pytest.raises(ModelError) as caught:
         check_placement(spec(**fields), place([device("g0"), device("g1")], [0, 0, 1, 1]))
     assert [fault.where for fault in caught.value.faults] == [where]
+
+
+def test_what_starts_its_own_ranks_keeps_its_width():
+    tree = spec(pack="node", devices_per_rank=4)
+    with pytest.raises(ModelError, match="has 2 devices, but the job runs on 4 to 4"):
+        check_placement(tree, place([device("g0"), device("g1")], [0, 0, 1, 1], group=4))

@@ -61,6 +61,30 @@ def test_a_process_tree_that_no_node_can_hold_waits_with_the_reason():
     assert reason(cluster, "tree") == ("Needs 4 devices on one node for each process tree; no node has more than 2.")
 
 
+def test_devices_that_are_free_apart_are_too_few_for_a_process_tree():
+    cluster = running(running(running(two_nodes(), "a", 1), "b", 1), "c", 1)
+    cluster.end("b")  # it was on node-1 with `a`
+    cluster.tell(notice("tree", 2, group=2), after=COOL_DOWN_S + 1)
+    assert reason(cluster, "tree") == (
+        "2 of 2 devices free, at most 1 on one node, which is too few for a process tree; "
+        "nothing of a lower tier to preempt."
+    )
+    told = cluster.end("c", after=COOL_DOWN_S + 1)["tree"].directive
+    assert told.devices == device_ids("node-2", 2)
+
+
+def test_a_process_tree_takes_its_devices_on_one_node():
+    cluster = running(running(running(running(two_nodes(), "a", 1), "b", 1), "c", 1), "d", 1)
+    told = cluster.tell(notice("tree", 2, "premium", group=2))
+    gone = [name for name, item in told.items() if item.directive.action == "preempt"]
+    assert sorted(gone) in (["a", "b"], ["c", "d"])
+    cluster.stop(gone[0])
+    (node_name,) = {device.node.name for device in cluster.stop(gone[1])["tree"].directive.devices}
+    cluster.run("tree")
+    told = cluster.tell(node(node_name, alive=False))
+    assert told["tree"].directive.action == "lost"
+
+
 def test_premium_preempts_basic_and_basic_resumes_after_it():
     cluster = running(two_nodes(), "gpt")
     told = cluster.tell(notice("cnn", 4, "premium"))

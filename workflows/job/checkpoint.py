@@ -156,7 +156,7 @@ async def _take(
         id=commit.checkpoint,
         kind=kind,
         time=workflow.now(),
-        step=lowest_step(rank for node in whole for rank in node.states) or state.step,
+        step=lowest_step((rank for node in whole for rank in node.states), job.spec.pack) or state.step,
         stored_bytes=sum(result.stored_bytes for result in written),
         total_bytes=sum(result.total_bytes for result in written),
         stopped_ms=live_ms if kind == "live" and live_ms is not None else _ms(stopped_at, workflow.now()),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from model.errors import ModelError
 from model.ids import NodeId, Step
-from model.manifest import RankState
+from model.manifest import Pack, RankState, steps_of
 from model.placement import Placement
 from model.runtime import CollectiveTarget
 
@@ -34,9 +34,9 @@ def targets(ranks: Iterable[RankState]) -> tuple[CollectiveTarget, ...]:
     )
 
 
-def lowest_step(ranks: Iterable[RankState]) -> Step | None:
+def lowest_step(ranks: Iterable[RankState], pack: Pack = "rank") -> Step | None:
     """The lowest step of any rank; None where there is none."""
-    return min((state.step for state in ranks), default=None)
+    return min(steps_of(ranks, pack), default=None)
 
 
 def slowest(timings: Sequence[Mapping[str, float]]) -> dict[str, float]:

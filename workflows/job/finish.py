@@ -35,7 +35,7 @@ async def program_failed(job: Job) -> None:
     """A rank exited with another code: again, where the job asks for it, else failed."""
     state = job.state
     job.operation = "finish"
-    state.exit_code, state.failure = parts.failure_of(parts.ended(job, Outcome.FAILED))
+    state.exit_code, state.failure = parts.failure_of(job, parts.ended(job, Outcome.FAILED))
     if state.failures < job.spec.retries.failure:
         state.failures += 1
         await parts.end_epoch(job, "the program failed; it is started again")

@@ -13,6 +13,7 @@ from temporalio.exceptions import ActivityError, CancelledError
 
 from model.ids import Epoch, NodeId
 from model.names import Activity, node_task_queue
+from model.placement import Placement
 from model.runtime import AttendInput, AttendResult, Outcome, RuntimeCode, StopInput, StopResult
 from workflows.job.calls import FINAL_CODES, FOREVER, HEARTBEAT_S, every, on_node
 from workflows.job.core import Job, Part
@@ -30,12 +31,18 @@ def attend(job: Job, start: Literal["fresh", "restored"]) -> None:
     job.parts = {node: Part(node, placement.epoch) for node in placement.nodes}
     job.attended_at = workflow.now()
     for part in job.parts.values():
-        ranks = len(placement.ranks_at(part.node))
         request = AttendInput(job.state.job, placement.epoch, part.node, job.spec, placement, start)
-        story = f"epoch {placement.epoch}: {ranks} rank{'s' if ranks > 1 else ''} on {part.node.name}"
+        story = f"epoch {placement.epoch}: {_ranks(job, placement, part.node)} on {part.node.name}"
         part.task = asyncio.create_task(_attend(job, part, request, story))
         job.leftover.add(part.task)
         part.task.add_done_callback(job.leftover.discard)
+
+
+def _ranks(job: Job, placement: Placement, node: NodeId) -> str:
+    if job.spec.pack == "node":
+        return "a script that starts its own ranks"
+    ranks = len(placement.ranks_at(node))
+    return f"{ranks} rank{'s' if ranks > 1 else ''}"
 
 
 async def _attend(job: Job, part: Part, request: AttendInput, story: str) -> None:
@@ -146,10 +153,11 @@ async def stop_all(
     return tuple(node for node, answer in zip(asked, answers, strict=True) if answer is not True)
 
 
-def failure_of(parts: Sequence[Part]) -> tuple[int, str]:
-    """Exit code and last words of the first rank that failed."""
+def failure_of(job: Job, parts: Sequence[Part]) -> tuple[int, str]:
+    """Exit code and last words of the first rank that failed, or of the command that has started the ranks."""
     for part in parts:
         for end in part.result.exits if part.result is not None else ():
             if end.exit_code not in (None, 0):
-                return end.exit_code or 1, f"Rank {end.rank} exited with {end.exit_code}. {end.last_words}".strip()
+                who = "The command" if job.spec.pack == "node" else f"Rank {end.rank}"
+                return end.exit_code or 1, f"{who} exited with {end.exit_code}. {end.last_words}".strip()
     return 1, "A rank failed."

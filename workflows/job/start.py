@@ -137,7 +137,7 @@ async def bring(
             TRANSFER_S,
             ahead=ahead,
             tenant=job.spec.tenant,
-            ranks=placement.ranks_at(node),
+            ranks=() if job.spec.pack == "node" else placement.ranks_at(node),  # a tree is on one node as a whole
             spec=job.spec if ahead else None,
             placement=placement if ahead else None,
         )
@@ -164,7 +164,7 @@ async def restore(job: Job, placement: Placement, checkpoint: CheckpointId, cloc
     clock.lap("restore")
     for name, value in slowest([result.timings_ms for result in results]).items():
         clock.parts_ms[f"node.{name}"] = value
-    job.state.step = lowest_step(rank for result in results for rank in result.ranks) or job.state.step
+    job.state.step = lowest_step((rank for result in results for rank in result.ranks), job.spec.pack) or job.state.step
 
 
 def sources(job: Job, also: tuple[NodeId, ...] = ()) -> tuple[NodeId | Literal["store"], ...]:

@@ -41,6 +41,7 @@ def view(job: Job) -> JobView:
         failure=state.failure,
         final=state.final,
         unpublished_events=state.outbox.unpublished,
+        pack=spec.pack,
     )
 
 

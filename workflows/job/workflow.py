@@ -267,6 +267,9 @@ class JobWorkflow:
     def _may_resize(self, request: Any = None) -> None:
         _read(ResizeRequest, request)
         self._not_ended()
+        if self._job.spec.pack == "node":
+            count = self._job.spec.world_size
+            raise _refusal(f"The job starts its own ranks: it has its {count} devices for life and cannot be resized.")
         raise _refusal("A job cannot be resized yet: this build places every rank on a device of its own.")
 
     @workflow.update(name=Update.CANCEL.value, description="End the job for good.")

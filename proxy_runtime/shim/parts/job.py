@@ -194,7 +194,7 @@ class PartJob:
             lost = any(rank.exit and rank.exit.signal for rank in bad) or exits.lost_peer(generation)
             sentence = "; ".join(rank.exit.sentence for rank in bad if rank.exit)
             self._give_up(Outcome.LOST if lost else Outcome.FAILED, bad, sentence)
-        elif len(ended) == len(generation.ranks):
+        elif len(ended) == sum(rank.has_tree for rank in generation.ranks):
             self.over = True
             self.delivered.stop()
             self._finish(Outcome.COMPLETED, ended)
@@ -275,7 +275,7 @@ class PartJob:
             phase=Phase.ENDED if over else self._phase,
             epoch=self.part.epoch,
             cut=self.cuts.number,
-            steps={rank.rank: rank.step for rank in ranks},
+            steps=generation.steps() if generation else {},
             device_ms=progress.device_ms,
             living=tuple(rank.rank for rank in living),
             rank_pids={rank.rank: rank.container.rank_pid for rank in living if rank.container is not None},

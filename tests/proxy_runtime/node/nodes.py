@@ -113,11 +113,11 @@ class Driver:
     # ------------------------------------------------------------------ epochs and placements
 
     def next_epoch(self, *places: tuple[Machine, int], advance: bool = True) -> None:
-        """One rank on each place, in order."""
+        """One rank on each place, in order; a job that starts its own ranks has them all on one node."""
         self.epoch = self.fleet.allocate_epoch(AllocateEpochInput(self.job, self.run)).epoch
         self.cut = 0
         devices = tuple(DeviceId(machine.node, (f"cpu-{index}",)) for machine, index in places)
-        self.placement = Placement(self.epoch, devices, tuple(range(len(places))))
+        self.placement = Placement(self.epoch, devices, tuple(range(len(places))), self.spec.devices_per_rank)
         self.machines = list(dict.fromkeys(machine for machine, _ in places))
         if advance:
             self.advance()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateStage
+from temporalio.client import (
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateStage,
+)
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from events.types import CheckpointCommitted, DecisionMade, JobPhaseChanged
-from model.control import JobView, MigrateRequest, PreemptRequest
+from model.control import JobView, MigrateRequest, PreemptRequest, ResizeRequest
 from model.job_state import JobPhase
 from model.names import JOB_TASK_QUEUE, JOB_WORKFLOW, Query, Update
 from model.runtime import Outcome
@@ -79,6 +84,25 @@ async def test_a_failing_program_fails_the_workflow_with_its_last_words(fleet: F
     view = await job.show()
     assert view.phase is JobPhase.FAILED and view.exit_code == 3 and view.final is not None
     assert view.failure.startswith("Rank 0")
+    job.check()
+
+
+async def test_what_starts_its_own_ranks_is_one_on_one_node_and_keeps_its_width(fleet: Fleet) -> None:
+    job = await fleet.submit(pack="node", devices_per_rank=2)
+    first, *_ = fleet.nodes
+    notice = await job.notice(lambda notice: notice.wants == "devices")
+    assert (notice.demand.ranks, notice.demand.ranks_per_group) == (2, 2)
+    assert (notice.demand.min_width, notice.demand.max_width) == (2, 2)
+    await job.run_on(first.device(0), first.device(1))
+    with pytest.raises(WorkflowUpdateFailedError) as refused:
+        await job.workflow.execute_update(Update.RESIZE, ResizeRequest(1))
+    assert "it has its 2 devices for life" in str(refused.value.cause)
+    assert (await job.show()).pack == "node"
+    await job.steps(first)
+    await job.end(Outcome.FAILED, 3)
+    with pytest.raises(WorkflowFailureError):
+        await job.workflow.result()
+    assert (await job.show()).failure.startswith("The command exited with 3.")
     job.check()
 
 
