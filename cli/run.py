@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from proxy_runtime.shim.spec import CutRequest
 
 _LEAD_S = 2.0
+_PATIENCE_S = 3.0  # after a signal, before saying what a second one does
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -131,6 +132,7 @@ def run(
     with foreground.signals():
         try:
             job = Job.restore(checkpoint, options, tell, job_id=job_id) if restore else Job.start(options, tell)
+            foreground.take(job)
         except _InterruptedEarly as early:
             tell(f"interrupted by {signal.Signals(early.number).name}: nothing was started.")
             raise typer.Exit(128 + early.number) from None
@@ -191,7 +193,8 @@ class _Foreground:
     def __init__(self, tell: Any) -> None:
         self._tell = tell
         self._interrupted = 0
-        self._following = False
+        self._killed = False
+        self._job: Job | None = None
         self._told = 0
         self._offsets: dict[int, int] = {}
         self._partial: dict[int, bytes] = {}
@@ -200,28 +203,38 @@ class _Foreground:
     def signals(self) -> _Signals:
         return _Signals(self)
 
+    def take(self, job: Job) -> None:
+        """From here on a signal ends `job`."""
+        self._job = job
+
     def interrupt(self, number: int) -> None:
-        """Takes a signal; only the first counts."""
-        if self._interrupted:
-            return
-        self._interrupted = number
-        if not self._following:
-            raise _InterruptedEarly(number)
+        """Takes a signal: the first ends the job in order, the second kills what is left of it."""
+        if not self._interrupted:
+            self._interrupted = number
+            if self._job is None:
+                raise _InterruptedEarly(number)
+            threading.Thread(target=self._end, args=(self._job,), daemon=True).start()
+        elif self._job is not None and not self._killed:
+            self._killed = True
+            threading.Thread(target=self._job.kill, daemon=True).start()
+
+    def _end(self, job: Job) -> None:
+        threading.Thread(target=_quietly(job.end), daemon=True).start()
+        limit = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < limit and not job.ended:
+            time.sleep(0.02)
+        if not (job.ended or self._killed):
+            self._tell("the job is still ending; interrupt again to kill everything of it.")
 
     def follow(self, job: Job, cut_at: list[int], interval: float | None, *, move: bool) -> int:
         """Returns the exit code of the job."""
-        self._following = True
         self._offsets = dict(enumerate(job.log_offsets))
         driver = threading.Thread(target=self._cut_on_plan, args=(job, cut_at, interval, move), daemon=True)
         driver.start()
         next_sample = 0.0
-        ending = False
         while not job.ended:
             self._pump(job)
             self._tell_cuts(job)
-            if self._interrupted and not ending:
-                ending = True
-                threading.Thread(target=_quietly(job.end), daemon=True).start()
             if time.monotonic() >= next_sample:
                 next_sample = time.monotonic() + 0.5
                 self._sample(job)
@@ -232,7 +245,8 @@ class _Foreground:
         result = job.wait()
         assert result is not None
         if self._interrupted:
-            self._tell(f"interrupted by {signal.Signals(self._interrupted).name}: everything of the job was ended.")
+            how = " again: everything of the job was killed." if self._killed else ": everything of the job was ended."
+            self._tell(f"interrupted by {signal.Signals(self._interrupted).name}{how}")
             return 128 + self._interrupted
         if result.sentence:
             self._tell(result.sentence)

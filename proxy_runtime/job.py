@@ -169,7 +169,7 @@ class Job:
         try:
             call()
         except BaseException:
-            self.client.kill()
+            self.kill()
             self._done.wait(30)
             self._clean()
             raise
@@ -193,6 +193,10 @@ class Job:
     def end(self) -> None:
         """Ends the job now; `wait` then returns code 130."""
         self.client.end()
+
+    def kill(self) -> None:
+        """Kills everything of the job, its shim first, whatever state that is in."""
+        self.client.kill()
 
     def _watch(self) -> None:
         for event in self.client.events():

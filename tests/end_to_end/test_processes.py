@@ -125,6 +125,32 @@ def test_a_signal_to_ergo_run_leaves_nothing(number: signal.Signals, tmp_path: P
     assert not list(home.glob("runs/*"))
 
 
+@pytest.mark.slow
+def test_a_second_signal_kills_what_a_shim_that_stands_still_does_not_end(tmp_path: Path, home: Path) -> None:
+    errors, directory = tmp_path / "errors", tmp_path / "job"
+    directory.mkdir()
+    with errors.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cli.main", "run", "--nproc", "2", "--dir", str(directory), str(ENDLESS.path),
+             *ENDLESS.arguments],
+            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=file,
+        )  # fmt: skip
+    until(lambda: [layout for layout in running_jobs() if ShimClient(layout).status().get("step")], "the job runs")
+    (layout,) = running_jobs()
+    client = ShimClient(layout)
+    status, shim = client.status(), client.call("hello")["pid"]
+    os.kill(shim, signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    until(lambda: "interrupt again" in errors.read_text(), "it says that the job is still ending")
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 128 + signal.SIGINT
+    assert "interrupted by SIGINT again: everything of the job was killed." in errors.read_text()
+    for pid in (shim, *status["rank_pids"], *status["proxy_pids"]):
+        until(lambda pid=pid: gone(pid), f"process {pid} is gone")
+    assert not list(home.glob("runs/*"))
+
+
 def test_output_that_cannot_be_written_ends_the_job_with_a_sentence(tmp_path: Path, home: Path) -> None:
     command = [sys.executable, "-m", "cli.main", "run", "--dir", str(tmp_path), str(ENDLESS.path), *ENDLESS.arguments]
     with open("/dev/full", "wb") as full:

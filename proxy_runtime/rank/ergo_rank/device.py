@@ -11,6 +11,8 @@ from ergo_rank.boot import Channel, Tree
 
 __all__ = ["install", "settle"]
 
+_ENGINE_REST_S = 2.0  # how long the end of a process waits for a backward pass of another thread
+
 
 def install(channel: Channel | None, tree: Tree | None) -> None:
     """Registers the device, or those of the tree, with torch. Called once, at the end of ``import torch``."""
@@ -116,6 +118,7 @@ def _settle(*, close: bool) -> None:
     if not _interposer.is_open():
         return
     if close:
+        _interposer.rest_engine(_ENGINE_REST_S)
         # Whoever waits for a collective of this rank need not wait any longer.
         _interposer.leaving()
     if close and (getattr(sys, "last_type", None) is not None or _interposer.fault_raised()):

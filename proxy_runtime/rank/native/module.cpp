@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "channel.hpp"
+#include "engine_rest.hpp"
 #include "fault.hpp"
 #include "flags.hpp"
 #include "generator.hpp"
@@ -215,6 +216,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("step", [] { Channel::instance().step(); });
   m.def("steps", [] { return Channel::instance().steps(); });
+  m.def(
+      "rest_engine",
+      [](double limit_s) { rest_engine(std::chrono::milliseconds(static_cast<int64_t>(1e3 * limit_s))); },
+      py::arg("limit_s"), py::call_guard<py::gil_scoped_release>());
   m.def("leaving", [] { Channel::instance().leaving(); });
   m.def("exit", [] { Channel::instance().exit(); });
   m.def("is_open", [] { return Channel::instance().open(); });

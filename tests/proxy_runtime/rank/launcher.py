@@ -22,6 +22,7 @@ from proxy_runtime.shim.spec import rank_variables
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
+SHARED = HERE / "shared"  # what every script may import
 _PROXY_GONE = 2496
 
 
@@ -181,7 +182,7 @@ class Launcher:
     def _start_rank(
         self, stack: ExitStack, command: list[str], rank: int, ranks: int, ring: int, python_path: str, output: Any
     ) -> subprocess.Popen[str]:
-        path = f"{self.rank_dir}:{python_path}" if python_path else str(self.rank_dir)
+        path = ":".join(filter(None, (str(self.rank_dir), python_path, str(SHARED))))
         environment = {
             **os.environ,
             **rank_variables(rank, ranks),

@@ -87,3 +87,11 @@ def test_training_equals_the_cpu_bit_for_bit(launcher: Launcher) -> None:
 def test_collectives(launcher: Launcher, ranks: int, devices: int) -> None:
     for rank, result in enumerate(launcher.run(SCRIPTS / "collectives.py", ranks=ranks, devices=devices)):
         assert result.code == 0, f"rank {rank}:\n{result.err}"
+
+
+@pytest.mark.slow
+def test_the_engine_s_thread_ends_no_process(launcher: Launcher) -> None:
+    """What it clears up when the interpreter ends was std::terminate, in one to three of eight runs of this script."""
+    for _ in range(6):
+        (result,) = launcher.run(SCRIPTS / "slow_engine_thread.py")
+        assert result.code == 0 and result.out == "end\n", result.err

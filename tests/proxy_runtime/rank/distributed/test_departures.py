@@ -62,3 +62,8 @@ def test_ranks_that_call_different_things_are_both_named(launcher: Launcher, how
 def test_an_rpc_agent_is_refused(launcher: Launcher) -> None:
     (result,) = launcher.run(SCRIPTS / "rpc.py", ranks=1)
     assert result.code == 0 and result.out.count("init_rpc('worker') is not possible on Ergosphere") == 2, result
+
+
+def test_sparse_gradients_raise_as_over_nccl(launcher: Launcher) -> None:
+    for result in launcher.run(SCRIPTS / "sparse_gradients.py", ranks=2, devices=1):
+        assert result.code == 0 and result.out == "raised\n", result

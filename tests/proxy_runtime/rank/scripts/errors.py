@@ -5,16 +5,7 @@ import os
 import sys
 
 import torch
-
-
-def raises(kind: type[BaseException], text: str, action) -> None:
-    try:
-        action()
-    except kind as error:
-        assert text in str(error), (text, str(error))
-    else:
-        raise AssertionError(f"nothing raised {text}")
-
+from expect import raises
 
 x = torch.ones(3, 4, device="cuda")
 raises(RuntimeError, "shape", lambda: x @ x)
