@@ -41,7 +41,7 @@ _PANELS = {
         "fleet.control",
         "fleet.download",
     ),
-    "A fleet": ("up", "fleet.nodes", "fleet.operate", "events"),
+    "A fleet": ("up", "fleet.nodes", "fleet.operate", "fleet.sla", "events"),
     "No fleet": ("simulate",),
 }
 for _panel, _names in _PANELS.items():

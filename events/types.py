@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from model.errors import ModelError
 from model.ids import CheckpointId, DeviceId, Epoch, EventId, JobId, NodeId, Step, TenantId
+from model.job_spec import Tier
 from model.job_state import JobPhase, check_transition
 from model.placement import Placement
 
@@ -65,6 +66,10 @@ class JobPhaseChangedData(_Shape):
         step: the lowest step of any rank, when it happened.
         placement: where the job is from now on; None where it holds no device.
         exit_code: the job's, where it ended by itself.
+        tier, width: what the job asks for: its level, and devices at its full width.
+        held: a person holds it; where it has no device, its hour stands still.
+        delivered_ms: device time, in milliseconds, that it had got until then; what was lost with a node is not in it.
+            With these four and the decisions to admit, the accounts of the scheduler can be made anew.
     """
 
     before: JobPhase | None
@@ -73,6 +78,10 @@ class JobPhaseChangedData(_Shape):
     step: Step
     placement: PlacementData | None = None
     exit_code: int | None = None
+    tier: Tier | None = None
+    width: int | None = Field(default=None, ge=1)
+    held: bool = False
+    delivered_ms: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
     def _legal(self) -> Self:
@@ -109,6 +118,7 @@ class DecisionData(_Shape):
         policy: name and version of the policy.
         state_digest: hash of the state that it decided on; from it audit decides again.
         placement: the new one, where the action gives one.
+        admitted_at: with ``admit``: since when the job's level is promised, in UTC.
     """
 
     action: Literal["admit", "reject", "place", "preempt", "migrate", "resize"]
@@ -116,6 +126,7 @@ class DecisionData(_Shape):
     policy: str = Field(min_length=1)
     state_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     placement: PlacementData | None = None
+    admitted_at: Annotated[datetime, AfterValidator(_utc)] | None = None
 
     @model_validator(mode="after")
     def _placed(self) -> Self:

@@ -86,7 +86,8 @@ class Directive(Shape):
     """What the scheduler wants of a job: the signal ``placement``.
 
     ``place`` and ``migrate`` name devices; ``preempt`` takes them back; ``wait`` only tells why nothing happens yet;
-    ``refuse`` answers a request that cannot be had; ``lost`` says that `nodes` are given up and their lease is over.
+    ``admit`` only tells that the job's level is promised; ``refuse`` answers a request that cannot be had; ``lost``
+    says that `nodes` are given up and their lease is over.
 
     Attributes:
         decision: unique id of the decision: the job ignores one that it has seen.
@@ -97,10 +98,12 @@ class Directive(Shape):
         request: the request that this answers.
         generation: with `notice`, the newest notice of the job when this was decided. A job that has sent a later one
             ignores ``place``: the scheduler decides anew on that later notice, and may have given the devices away.
+        admitted_at: since when the job's level is promised, in UTC; None as long as it is not. It comes with whatever
+            the job is told next.
     """
 
     decision: str
-    action: Literal["place", "preempt", "migrate", "wait", "refuse", "lost"]
+    action: Literal["place", "preempt", "migrate", "wait", "refuse", "lost", "admit"]
     reason: str
     policy: str
     state_digest: str
@@ -110,6 +113,7 @@ class Directive(Shape):
     request: str = ""
     generation: Generation = field(default_factory=lambda: Generation(0))
     notice: int = 0
+    admitted_at: datetime | None = None
 
     def __post_init__(self) -> None:
         if bool(self.devices) != (self.action in ("place", "migrate")):

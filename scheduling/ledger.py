@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from model.control import (
     AddressedDirective,
@@ -137,6 +137,7 @@ def commit(state: ClusterState, plan: Plan, now: datetime) -> Committed:
     base = state.to_json()
     digest = digest_of(base)
     jobs = {item.notice.job: item for item in state.jobs}
+    accounts = dict(plan.accounts)
     directives: list[AddressedDirective] = []
     stops = 0
     for index, decision in enumerate(plan.decisions):
@@ -146,14 +147,20 @@ def commit(state: ClusterState, plan: Plan, now: datetime) -> Committed:
             jobs[decision.job] = replace(job, told=replace(job.told, last_at=now, times=job.told.times + 1))
         else:
             generation, number = job.stamp
+            account = accounts.get(decision.job)
+            promised = account.admitted if account is not None else None
             directive = replace(
                 decision.directive,
                 decision=f"{state.tick}-{digest[:16]}-{index}",
                 state_digest=digest,
                 generation=generation,
                 notice=number,
+                admitted_at=None if promised is None else datetime.fromtimestamp(promised, UTC),
             )
-            if directive.action == "wait":
+            job = replace(job, promised=promised)
+            if directive.action == "admit":
+                jobs[decision.job] = job
+            elif directive.action == "wait":
                 told_wait = job.waiting if directive.request else directive.reason
                 jobs[decision.job] = replace(job, waiting=told_wait, waiting_at=now)
             else:
@@ -164,7 +171,6 @@ def commit(state: ClusterState, plan: Plan, now: datetime) -> Committed:
                 if not times:
                     continue
         directives.append(AddressedDirective(decision.job, job.notice.workflow_run, directive))
-    accounts = dict(plan.accounts)
     kept = (replace(job, account=accounts.get(name, job.account)) for name, job in jobs.items())
     asked = {item.job for item in plan.decisions}
     ask = tuple(job for job in state.ask if job not in asked)

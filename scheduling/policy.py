@@ -107,6 +107,7 @@ class _Round:
                 if known is not None and known.state is State.WAITING and (reason := self._waits(job, known)):
                     self.waiting[job.notice.job] = reason
         self._tell_waiting()
+        self._tell_admitted()
         if sum(item.stops for item in self.decisions.values()) > STOPS_AT_ONCE:
             self.looks.append(self.now + SOON)
         self.looks += [item.since + timedelta(seconds=DRAIN_S) for item in state.draining]
@@ -143,6 +144,13 @@ class _Round:
                 self._decide(job.notice.job, told.directive, told.devices, told.beneficiary, again=True)
                 due = self.now + timedelta(seconds=_patience(told) * 2)
             self.looks.append(due)
+
+    def _tell_admitted(self) -> None:
+        for job in self.state.jobs:
+            known = self.bridge.book.jobs.get(job.notice.job)
+            new = known is not None and known.admitted is not None and known.admitted != job.promised
+            if new and job.notice.job not in self.decisions:
+                self._decide(job.notice.job, self._directive("admit", reasons.admitted(job.notice)))
 
     def _tell_waiting(self) -> None:
         told = 0

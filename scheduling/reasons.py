@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from model.control import Demand, JobNotice
 from model.ids import DeviceId, NodeId
+from scheduling.accounts import CORE_TIER
+from scheduling.core.settings import LEVELS
 from scheduling.words import are, devices, listed
 
 
@@ -32,6 +34,12 @@ def placed(notice: JobNotice, on: Sequence[DeviceId], free: int | None, *, resum
     what = "resumes" if resumes else "starts"
     had = "which were freed for it" if free is None else f"{are(free)} free"
     return f"{job_name(notice)} needs {devices(len(on))}, {had}: {what} on {where(on)}."
+
+
+def admitted(notice: JobNotice) -> str:
+    """That a job's level is promised."""
+    level = LEVELS[CORE_TIER[notice.demand.tier]]
+    return f"{100 * level:.0f} % of its device time is promised to {job_name(notice)} in every hour from now on."
 
 
 def preempted(notice: JobNotice, width: int, free: int, victims: Sequence[JobNotice]) -> str:

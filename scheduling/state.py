@@ -165,6 +165,7 @@ class JobState(Shape):
         account: what the policy remembers of it; None before the first plan with it.
         waiting: the reason for waiting that it was told last, and when.
         answered: the request to move that was done last; its notice may still name it for a moment.
+        promised: the time of its admission that it was told.
     """
 
     notice: JobNotice
@@ -173,6 +174,7 @@ class JobState(Shape):
     waiting: str = ""
     waiting_at: datetime | None = None
     answered: str = ""
+    promised: float | None = None
 
     @property
     def stamp(self) -> tuple[Generation, int]:
@@ -311,6 +313,10 @@ class Decision(Shape):
         return not self.again and self.directive.action in ("preempt", "lost")
 
 
+_TALK = ("wait", "admit")
+"""Actions that change nothing of where a job is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan(Shape):
     """What is to be done now.
@@ -333,7 +339,7 @@ class Plan(Shape):
     @property
     def summary(self) -> str:
         """One line for the workflow's history, such as ``place cnn, preempt gpt; 1 waits``."""
-        acts = [f"{item.directive.action} {item.job}" for item in self.decisions if item.directive.action != "wait"]
+        acts = [f"{item.directive.action} {item.job}" for item in self.decisions if item.directive.action not in _TALK]
         shown = ", ".join(acts[:4]) + (f" and {len(acts) - 4} more" if len(acts) > 4 else "")
         waits = f"{len(self.waiting)} wait{'s' if len(self.waiting) == 1 else ''}" if self.waiting else ""
         return "; ".join(part for part in (shown, waits) if part) or "nothing to do"

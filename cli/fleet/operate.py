@@ -1,10 +1,9 @@
-"""`ergo node`, `ergo quota` and `ergo sla`: what an operator orders of the scheduler, and what it accounts for."""
+"""`ergo node` and `ergo quota`: what an operator orders of the scheduler."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from cli.fleet.client import Fleet
     from model.cluster import ClusterView
     from model.orders import NodeOrder, QuotaOrder
-    from scheduling.state import ClusterState, ServiceState
+    from scheduling.state import ClusterState
 
 TAKEN_S = 20.0
 """How long an order may take until the scheduler's state shows it."""
@@ -36,9 +35,6 @@ def register(app: typer.Typer) -> None:
     app.add_typer(quota, name="quota", short_help="How much may be promised to a tenant.")
     quota.command("set", short_help="Grant a tenant a quota.")(set_quota)
     quota.command("show", short_help="Quotas, and what is promised and used.")(show_quota)
-    sla = typer.Typer(help="Service levels.", no_args_is_help=True)
-    app.add_typer(sla, name="sla", short_help="Service levels kept and missed.")
-    sla.command("report", short_help="Job-hours below their level, by tenant and tier.")(report)
 
 
 # -- nodes -----------------------------------------------------------------------------------------------------
@@ -203,80 +199,6 @@ def quotas(state: ClusterState) -> list[QuotaRow]:
         )
         for name in sorted(promised)
     ]
-
-
-# -- levels ----------------------------------------------------------------------------------------------------
-
-
-def report(as_json: AsJson = False) -> None:
-    """Job-hours of all jobs, ended and not, in which a level was promised, and those that missed it.
-
-    Hours are counted from each job's admission; time in which a person held a job is not. Device-hours are what was
-    delivered: pauses for checkpoints, moves and restarts are not in them. The figures are the scheduler's own, from
-    its newest state.
-    """
-    from cli.fleet import words
-    from cli.fleet.client import call
-
-    async def main(fleet: Fleet) -> None:
-        rows = services(await state_of(fleet), datetime.now(UTC))
-        if as_json:
-            print_json([_service_json(row) for row in rows])
-            return
-        right = ("JOBS", "JOB-HOURS", "BELOW", "SHARE", "DEVICE-HOURS")
-        made = words.table("TENANT", "TIER", "LEVEL", *right, right=("LEVEL", *right))
-        for row in rows:
-            promised = level_of(row) > 0
-            made.add_row(
-                row.tenant,
-                words.tier(row.tier),
-                f"{level_of(row):.0%}" if promised else "",
-                str(row.jobs),
-                str(row.hours) if promised else "",
-                str(row.below) if promised else "",
-                f"{row.below / row.hours:.1%}" if row.hours else "",
-                f"{row.served_s / 3600:.2f}",
-            )
-        if rows:
-            print_table(made)
-        else:
-            say("there has been no job yet")
-
-    call(main)
-
-
-def services(state: ClusterState, now: datetime) -> list[ServiceState]:
-    """What was given, by tenant and tier: to jobs that have ended, and to those that have not up to `now`."""
-    from scheduling.accounts import service_of
-    from scheduling.state import ServiceState
-
-    found = {(item.tenant, item.tier): item for item in state.service}
-    for job in state.jobs:
-        given = service_of(job, now)
-        before = found.get((given.tenant, given.tier)) or ServiceState(given.tenant, given.tier)
-        found[given.tenant, given.tier] = before.plus(given)
-    order = {"premium": 0, "standard": 1, "basic": 2}
-    return sorted(found.values(), key=lambda item: (item.tenant, order[item.tier]))
-
-
-def level_of(row: ServiceState) -> float:
-    """The share of its device time that a tier is promised in every hour; 0 for none."""
-    from scheduling.accounts import CORE_TIER
-    from scheduling.core.settings import LEVELS
-
-    return LEVELS[CORE_TIER[row.tier]]
-
-
-def _service_json(row: ServiceState) -> dict[str, Any]:
-    return {
-        "tenant": row.tenant,
-        "tier": row.tier,
-        "level": level_of(row) or None,
-        "jobs": row.jobs,
-        "job_hours": row.hours,
-        "job_hours_below": row.below,
-        "device_hours": round(row.served_s / 3600, 4),
-    }
 
 
 # -- the scheduler ---------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import pytest
 
 from activities.cluster import ClusterActivities
 from activities.snapshots import Snapshots
-from cli.fleet.operate import quotas, services
+from cli.fleet.operate import quotas
+from cli.fleet.sla import services
 from infra.cluster_worker import cluster_worker
 from model.ids import TenantId
 from model.job_state import JobPhase

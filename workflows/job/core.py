@@ -145,6 +145,7 @@ class Job:
         check_transition(state.phase, phase)
         before, state.phase = state.phase, phase
         self._account(before)
+        state.since = workflow.now()
         self._emit_phase(before, reason, exit_code)
         placement = state.placement
         keep(
@@ -166,6 +167,7 @@ class Job:
 
     def first_event(self, reason: str) -> None:
         """Tells where the job is, to those who know nothing of it or something else."""
+        self.state.since = workflow.now()
         self._emit_phase(None, reason, None)
         keep(
             self.state.transitions,
@@ -198,19 +200,33 @@ class Job:
         """Keeps a decision of the scheduler, and tells of it where it changes something."""
         self.note(directive.action, directive.reason)
         action = "reject" if directive.action == "refuse" else directive.action
-        if action in ("wait", "lost"):
+        if action in ("wait", "lost", "admit"):
             return
+        self._emit_decision(action, directive, directive.reason)
+
+    def admitted(self, directive: Directive) -> None:
+        """Tells since when the job's level is promised, where that is news."""
+        at = directive.admitted_at
+        if at is None or at == self.state.admitted_at:
+            return
+        self.state.admitted_at = at
+        reason = directive.reason if directive.action == "admit" else f"Its level is promised since {at:%H:%M:%S} UTC."
+        self.note("admit", reason)
+        self._emit_decision("admit", directive, reason)
+
+    def _emit_decision(self, action: str, directive: Directive, reason: str) -> None:
         try:
             placed = None
-            if directive.devices:
+            if directive.devices and action != "admit":
                 placed = PlacementData(devices=directive.devices, device_of_rank=directive.device_of_rank)
             data = DecisionData.model_validate(
                 {
                     "action": action,
-                    "reason": directive.reason,
+                    "reason": reason,
                     "policy": directive.policy,
                     "state_digest": directive.state_digest,
                     "placement": placed,
+                    "admitted_at": directive.admitted_at if action == "admit" else None,
                 }
             )
         except (ModelError, ValidationError) as error:
@@ -297,6 +313,10 @@ class Job:
             step=state.step,
             placement=PlacementData.of(state.placement) if state.placement is not None else None,
             exit_code=exit_code,
+            tier=self.spec.tier,
+            width=self.spec.widest,
+            held=state.held,
+            delivered_ms=state.delivered_ms,
         )
         outbox.append(state.outbox, data, now=workflow.now(), epoch=state.epoch)
 

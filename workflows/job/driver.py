@@ -232,9 +232,10 @@ async def _hold(job: Job, why: str) -> None:
         await preempt(job, why, held=True)
     elif state.phase in (JobPhase.QUEUED, JobPhase.SUSPENDED):
         state.held, state.waiting = True, "A person has preempted it; `resume` lets it go on."
-        job.dirty = True
         if state.phase is JobPhase.QUEUED:
             job.transition(JobPhase.SUSPENDED, why)
+        else:
+            job.first_event(why)  # the same phase, and its hour stands still from now on
     job.note("hold", why)
 
 

@@ -77,6 +77,8 @@ class JobState(_Carried):
         restarts: after losses, in a row without a step of progress since `restart_step`.
         failures: of the user's program that have been retried.
         delivered_ms: device time of past epochs; `running_since` begins the current one, on `running_width` devices.
+        since: when the job came to stand as it does; `delivered_ms` counts up to then.
+        admitted_at: since when its level is promised, as far as it has heard.
         stopped_at: when the ranks stood still last, for the downtime of what follows.
         checkpoint_due: when the next periodic checkpoint is taken.
         lost: incarnations of nodes that the scheduler has given up, newest last.
@@ -113,6 +115,8 @@ class JobState(_Carried):
     delivered_ms: int = 0
     running_since: datetime | None = None
     running_width: int = 0
+    since: datetime | None = None
+    admitted_at: datetime | None = None
     stopped_at: datetime | None = None
     checkpoint_due: datetime | None = None
     lost: list[NodeId] = field(default_factory=list[NodeId])

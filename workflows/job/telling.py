@@ -129,6 +129,8 @@ def notice(job: Job) -> JobNotice:
         held=state.held,
         move_to=state.move.to if state.move is not None and wants == "move" else None,
         request=state.move.id if state.move is not None and wants == "move" else "",
+        since=state.since,
+        delivered_ms=state.delivered_ms if state.since is not None else None,
     )
 
 

@@ -138,6 +138,7 @@ class JobWorkflow:
         if directive.decision in state.seen or state.phase.ended:
             return
         keep_last(state.seen, directive.decision, KEPT_DECISIONS)
+        job.admitted(directive)
         if directive.action == "lost":
             for node in directive.nodes:
                 if node not in state.lost:
@@ -145,6 +146,8 @@ class JobWorkflow:
             job.decided(directive)
         elif directive.request == TELL_AGAIN:
             job.dirty = True
+        elif directive.action == "admit":
+            pass
         elif directive.action == "wait":
             state.waiting = directive.reason
             job.decided(directive)
