@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,21 @@ SCRIPTS = Path(__file__).parent / "scripts"
 def test_script(launcher: Launcher, name: str) -> None:
     (result,) = launcher.run(SCRIPTS / f"{name}.py")
     assert result.code == 0 and result.out.endswith("ok\n"), result.err
+
+
+def test_a_stream_is_done_whatever_has_been_freed_since(launcher: Launcher) -> None:
+    with launcher.start(SCRIPTS / "queries.py") as job:
+        assert job.line() == "ready\n"
+        job.proxies[0].send_signal(signal.SIGSTOP)
+        try:
+            rank = job.ranks[0]
+            assert rank.stdin is not None
+            rank.stdin.write("go\n")
+            rank.stdin.flush()
+            assert job.line() == "True True True False True\n"
+        finally:
+            job.proxies[0].send_signal(signal.SIGCONT)
+        assert rank.wait(60) == 0
 
 
 def test_generators(launcher: Launcher) -> None:
