@@ -24,6 +24,9 @@ from scheduling.core.waiting import HOPELESS, Queue, Round, gain_of
 _Step = tuple[Places | Reclaim, Pool]
 """Free devices, or a way to make them so; and where."""
 
+_ANY = 1 << 60
+"""More devices than there are."""
+
 
 class Planner:
     """Decides on a book, and records in it what it has decided."""
@@ -35,7 +38,7 @@ class Planner:
         self._actions: list[Action] = []
         self._turn = False
         self._kept: dict[str, Job] = {}
-        self._in_vain: dict[tuple[str, int, int], int] = {}
+        self._in_vain: dict[tuple[str, int], list[int]] = {}
         self._round: Round | None = None
 
     def plan(self, now: float) -> Plan:
@@ -303,12 +306,14 @@ class Planner:
             way = None
             if job.unit > 1 and not job.width and self.settings.moves:
                 way = make_room(self.settings, pool, job, self.now)
-            # Where one found no way, another of its rank that wants as much finds none in the same round.
-            shape = (pool.key, rank, job.unit)
-            if way is None and (rank < BASIC or self._turn) and (urgent or extra < self._in_vain.get(shape, extra + 1)):
+            # Where one found no way, nobody finds one in the same round who wants as much and is of its rank, or of a
+            # lower one: he may take from fewer. An old basic job may take from others than ranks say.
+            vain = self._in_vain.setdefault((pool.key, job.unit), [_ANY] * (BASIC + 1))
+            least = vain[BASIC] if rank == BASIC else min(vain[: rank + 1])
+            if way is None and (rank < BASIC or self._turn) and (urgent or extra < least):
                 way = Reclaimer(self.settings, self.book.waiting, job, extra, self.now, rank, urgent).find(pool)
                 if way is None and not urgent:
-                    self._in_vain[shape] = extra
+                    vain[rank] = extra
             if way is not None and (best is None or way.cost < best[0].cost):
                 best = way, pool
         return best

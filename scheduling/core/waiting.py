@@ -8,10 +8,9 @@ tried.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
 from typing import Any
-
-from sortedcontainers import SortedList
 
 from scheduling.core.model import Job, Pool, Tenant
 from scheduling.core.service import share
@@ -31,7 +30,8 @@ class Queue:
     """Lanes of groups of one rank that may run in the same pools and are as narrow at the least.
 
     Attributes:
-        active: lanes with groups that might fare better than when they were last tried; `failed`: with others.
+        active: lanes with groups that might fare better than when they were last tried; `failed`: with others. A queue
+            with neither, and a lane with no group, stays for the next job of its kind.
         seen: at a sum of the pools' `gain` that is less a failure counts no more.
     """
 
@@ -54,20 +54,19 @@ class Lane:
     tier. Only among such lanes does the order change with time.
     """
 
-    __slots__ = ("band", "fresh", "groups", "key", "priority", "queue", "tenant", "tried")
+    __slots__ = ("band", "fresh", "priority", "queue", "tenant", "tried")
 
-    def __init__(self, queue: Queue, key: Key, job: Job, band: int) -> None:
-        self.queue, self.key = queue, key
+    def __init__(self, queue: Queue, job: Job, band: int) -> None:
+        self.queue = queue
         self.tenant, self.priority, self.band = job.tenant, job.ask.priority, band
-        self.groups = 0
-        self.fresh: SortedList[Key] = SortedList()
-        self.tried: SortedList[Key] = SortedList()
+        self.fresh: list[Key] = []  # in order
+        self.tried: list[Key] = []
 
     def after(self, order: Key | None, *, whole: bool) -> Key | None:
         """The next to be tried after one, after None the first; `whole`: also of those that were tried in vain."""
         found: Key | None = None
         for listed in (self.fresh, self.tried) if whole else (self.fresh,):
-            at = 0 if order is None else listed.bisect_right(order)
+            at = 0 if order is None else bisect_right(listed, order)
             if at < len(listed) and (found is None or listed[at] < found):
                 found = listed[at]
         return found
@@ -89,7 +88,7 @@ class Group:
         self.heap: list[tuple[Key, int, Job]] = []
         self.failed_at = UNTRIED
         self.order: Key | None = None
-        self.listed: SortedList[Key] | None = None
+        self.listed: list[Key] | None = None
 
     def head(self) -> Job | None:
         """The first, without those that wait no more."""
@@ -105,13 +104,14 @@ class Group:
 class Waiting:
     """All of them. A job is in at most one group; its `ticket` tells a live entry from an old one.
 
-    `count`: how many wait, those too that are not to be tried now.
+    `count`: how many wait, those too that are not to be tried now. `queues`: those that have groups to be tried.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.queues: dict[Key, Queue] = {}
+        self.queues: dict[Queue, None] = {}
         self.count = 0
+        self._queue_of: dict[Key, Queue] = {}
         self._groups: dict[Key, Group] = {}
         self._heads: dict[str, Group] = {}
         self._hopeless: dict[Group, None] = {}
@@ -167,7 +167,7 @@ class Waiting:
 
     def failed(self, pools: dict[str, Pool]) -> Iterator[tuple[Job, int]]:
         """Heads that are not tried again before something changes, with what `fail` was told of them."""
-        gains = {queue: gain_of(queue.places(pools)) for queue in self.queues.values()}
+        gains = {queue: gain_of(queue.places(pools)) for queue in self._queue_of.values()}
         for group in self._heads.values():
             if group.failed_at in (HOPELESS, gains[group.lane.queue]):
                 yield group.heap[0][2], group.failed_at
@@ -226,56 +226,58 @@ class Waiting:
     def _lane(self, job: Job) -> Lane:
         pools = (job.pool.key,) if job.pool else job.ask.pools
         key = (job.rank, pools, job.widths[0])
-        queue = self.queues.get(key)
+        queue = self._queue_of.get(key)
         if queue is None:
-            queue = self.queues[key] = Queue(*key)
+            queue = self._queue_of[key] = Queue(*key)
         basic = job.rank == BASIC
         band = self.band(job, job.at) if basic else 0
         part: Key = (band, job.tenant.name, job.ask.priority) if basic else ()
         lane = queue.lanes.get(part)
         if lane is None:
-            lane = queue.lanes[part] = Lane(queue, part, job, band)
-        lane.groups += 1
+            lane = queue.lanes[part] = Lane(queue, job, band)
         return lane
 
     def _settle(self, group: Group) -> None:
         """Puts a group where it belongs now that its head, or what is known of that, has changed."""
-        lane, queue = group.lane, group.lane.queue
         if group.order is not None:
-            del self._heads[group.order[-1]]
-            self._unexplained.pop(group, None)
-            if group.listed is None:
-                del self._hopeless[group]
-            else:
-                group.listed.remove(group.order)
-                if not group.listed:
-                    del (queue.active if group.listed is lane.fresh else queue.failed)[lane]
+            self._take_out(group)
         job = group.head()
         if job is None:
-            self._drop(group)
+            group.order = None
+            del self._groups[group.key]
             return
+        lane = group.lane
+        queue = lane.queue
         group.order = order = group.heap[0][0]
         self._heads[job.id] = group
-        group.listed = lane.fresh
         if not job.why:
             self._unexplained[group] = None
         elif group.failed_at == HOPELESS:
             self._hopeless[group] = group.listed = None
             return
-        elif group.failed_at >= queue.seen:
-            group.listed = lane.tried
-        group.listed.add(order)
-        (queue.active if group.listed is lane.fresh else queue.failed)[lane] = None
+        if job.why and group.failed_at >= queue.seen:
+            group.listed, lanes = lane.tried, queue.failed
+        else:
+            group.listed, lanes = lane.fresh, queue.active
+        insort(group.listed, order)
+        if len(group.listed) == 1:
+            lanes[lane] = None
+            self.queues[queue] = None
 
-    def _drop(self, group: Group) -> None:
-        lane, queue = group.lane, group.lane.queue
-        group.order = None
-        del self._groups[group.key]
-        lane.groups -= 1
-        if not lane.groups:
-            del queue.lanes[lane.key]
-            if not queue.lanes:
-                del self.queues[queue.rank, queue.pools, queue.least]
+    def _take_out(self, group: Group) -> None:
+        order, listed, lane = group.order, group.listed, group.lane
+        assert order is not None
+        del self._heads[order[-1]]
+        self._unexplained.pop(group, None)
+        if listed is None:
+            del self._hopeless[group]
+            return
+        del listed[bisect_left(listed, order)]
+        if not listed:
+            queue = lane.queue
+            del (queue.active if listed is lane.fresh else queue.failed)[lane]
+            if not queue.active and not queue.failed:
+                del self.queues[queue]
 
 
 class Round:
@@ -300,7 +302,7 @@ class Round:
         self._heap: list[tuple[Key, Key, Lane, Key | None]] = []
         self._aside: list[tuple[Lane, Key | None]] = []
         self._last: tuple[Group, Key] | None = None
-        for queue in waiting.queues.values():
+        for queue in list(waiting.queues):
             places = self._places[queue] = queue.places(pools)
             waiting.refresh(queue, gain_of(places))
             lanes = {**queue.active, **queue.failed} if again and queue.rank == BASIC else queue.active
