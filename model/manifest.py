@@ -129,11 +129,11 @@ Pack = Literal["rank", "node"]
 def steps_of(ranks: Iterable[RankState], pack: Pack) -> tuple[Step, ...]:
     """The steps by which a job's progress is told: those of all ranks.
 
-    Of a job that starts its own ranks they are those of its channels that train; most are used by nobody, or by
-    processes that take no step.
+    Of a job that starts its own ranks it is that of the foremost channel: many are used by nobody or by processes that
+    take no step, and a process that comes late must not set the job back.
     """
     steps = tuple(rank.step for rank in ranks)
-    return steps if pack == "rank" else tuple(step for step in steps if step > 0) or steps[:1]
+    return steps if pack == "rank" else tuple(sorted(steps)[-1:])
 
 
 class ManifestHeader(_Shape):

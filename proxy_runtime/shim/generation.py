@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -54,7 +55,8 @@ def in_parallel(calls: Iterable[Callable[[], T]]) -> list[T]:
 class Rank:
     """One local rank of a generation. `exit` is set once it has ended.
 
-    `last_step` is the step that it had when last looked at: its ring goes before it is asked for the last time.
+    `last_step` is the step that it had when last looked at: its ring goes before it is asked for the last time. Of a
+    channel it counts the steps of all processes that have used it; each begins at 0 in the ring.
     `shared`: of a job that starts its own ranks. It is a channel that the tree's processes claim, and rank 0 has the
     container with the whole tree.
     """
@@ -65,6 +67,8 @@ class Rank:
     exit: RankExit | None = None
     last_step: int = 0
     shared: bool = False
+    _looked_at: int | None = None
+    _looking: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def has_tree(self) -> bool:
@@ -94,9 +98,13 @@ class Rank:
     def step(self) -> int:
         """The last step whose device work is done."""
         if self.ring is not None:
-            with suppress(ValueError):  # being closed in another thread
-                done = self.ring.step_done
-                self.last_step = done if self.shared else max(self.last_step, done)
+            with suppress(ValueError), self._looking:  # being closed in another thread
+                done, before = self.ring.step_done, self._looked_at
+                if self.shared and before is not None:  # fewer than before are those of another process
+                    self.last_step += done - before if done >= before else done
+                else:
+                    self.last_step = max(self.last_step, done)
+                self._looked_at = done
         return self.last_step
 
 
@@ -283,12 +291,12 @@ class Generation:
 
     def step(self) -> list[int]:
         """Steps whose device work is done, per rank; see `steps`."""
-        return list(self.steps().values()) or [0]
+        return list(self.steps().values())
 
     def steps(self) -> dict[int, int]:
-        """The same by rank; of a job that starts its own ranks only for channels whose processes train."""
+        """The same by rank; of a job that starts its own ranks one number, see `model.manifest.steps_of`."""
         found = {rank.rank: rank.step for rank in self.ranks}
-        return found if self.spec.pack == "rank" else {rank: step for rank, step in found.items() if step > 0}
+        return found if self.spec.pack == "rank" else {0: max(found.values())}
 
     def violations(self) -> list[str]:
         """Sentences about everything that a process of this job holds and must not hold at a cut."""

@@ -65,7 +65,7 @@ def _rank_state(generation: Generation, rank: Rank, counts: dict[str, Any]) -> R
     log = generation.layout.log(rank.rank)
     return RankState(
         rank=rank.rank,
-        step=Step(max(counts.get("step", 0), rank.last_step)),
+        step=Step(max(counts.get("step", 0), rank.step)),
         pending_operations=counts.get("pending_operations", 0),
         pending_bytes=counts.get("pending_bytes", 0),
         communicators=tuple(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from model.control import JobView
 from model.job_state import JobPhase
 from tests.end_to_end.harness import JOBS, Script
 from tests.end_to_end.harness import run as run_alone
@@ -26,6 +27,10 @@ GPT = ("--steps", "700", "--d-model", "64", "--layers", "2", "--sync-every", "1"
 
 def results(text: str) -> dict[str, str]:
     return {rank: digest for digest, rank in re.findall(r"^RESULT ([0-9a-f]{64}) rank (\d+)$", text, re.MULTILINE)}
+
+
+def told(view: JobView) -> str:
+    return "\n".join(f"{change.time:%H:%M:%S} {change.phase}: {change.reason}" for change in view.transitions)
 
 
 def submit_torchrun(fleet: LocalFleet, tmp_path: Path, name: str) -> str:
@@ -80,7 +85,7 @@ def test_torchrun_goes_on_after_a_preemption_and_a_killed_shim(
     fleet.until_step(job, int(fleet.show(job).checkpoints[-1].step) + 20)
     torture.of_job(job, "shim")[0].kill()
     view = require_right(fleet, job, tmp_path, untouched, 2, GPT)
-    assert (view.preemptions, view.recoveries) == (1, 1)
+    assert (view.preemptions, view.recoveries) == (1, 1), told(view)
     torture.require_clean(job)
 
 
@@ -105,7 +110,7 @@ def test_torchrun_goes_on_elsewhere_when_its_node_is_lost(
         for process in fleet.processes(str(directory)):
             process.kill()
         view = require_right(fleet, job, tmp_path, untouched, 2, GPT)
-        assert view.recoveries == 1
+        assert view.recoveries == 1, told(view)
         assert all(device.node.name != "node-3" for device in view.transitions[-2].devices)
     finally:
         agent.kill()

@@ -90,7 +90,8 @@ class PartCuts:
             self._cut = fresh = _Cut(cut, Cutter(generation, job.tool(), scratch, report), report, Phase.STOPPED)
             step_s = prefer_step_s if prefer_step_s > 0 else deadline_s
             if at_step is None and prefer_step_s > 0:  # the end of the step that the foremost rank is in
-                at_step = max(generation.step()) + 1
+                # As the proxies count them: of a channel, those of the process that has it now.
+                at_step = max(rank.ring.step_done for rank in generation.ranks if rank.ring is not None) + 1
             with self._phase(fresh, Phase.STOPPED, self._limits.stopped):
                 job.delivered.stop()
                 fresh.cutter.stop(at_step=at_step, step_deadline_s=step_s, deadline_s=deadline_s)

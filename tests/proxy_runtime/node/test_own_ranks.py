@@ -12,8 +12,10 @@ from model.ids import DeviceId, Epoch, JobId, NodeId
 from model.job_spec import JobSpec
 from model.placement import Placement
 from model.runtime import Outcome
+from proxy_runtime.channel.ring import _STEP_DONE, Ring
 from proxy_runtime.node.launch import NodeProfile, run_spec
 from proxy_runtime.node.ledger import PartRecord
+from proxy_runtime.shim.generation import Rank
 from proxy_runtime.shim.spec import SLOTS_PER_DEVICE, RunError, RunSpec
 from tests.proxy_runtime.node.conftest import World
 from tests.proxy_runtime.node.nodes import JOBS, Driver, make_spec
@@ -106,3 +108,20 @@ def test_a_tree_whose_node_is_lost_goes_on_from_its_newest_checkpoint(world: Wor
     world.one.runtime.end_fenced()
     finish(job)
     assert job.digests() == expected
+
+
+def test_the_steps_of_a_channel_go_on_when_another_process_has_it() -> None:
+    ring = Ring.create(rank=0, shared=True)
+    try:
+        channel = Rank(0, ring=ring, shared=True, last_step=40)  # of which 30 are of the process that was restored
+
+        def done(steps: int) -> int:
+            ring._words64[_STEP_DONE // 8] = steps
+            return channel.step
+
+        assert [done(steps) for steps in (30, 31, 35)] == [40, 41, 45]
+        assert [done(steps) for steps in (0, 0, 2)] == [45, 45, 47]
+        assert [done(steps) for steps in (1, 3)] == [48, 50]
+    finally:
+        ring.close()
+    assert channel.step == 50

@@ -52,7 +52,8 @@ def test_steps_and_timings() -> None:
     assert lowest_step([]) is None
 
 
-def test_the_step_of_what_starts_its_own_ranks_is_that_of_its_channels_that_train():
-    assert lowest_step([_rank(0, 0), _rank(1, 7), _rank(2, 5), _rank(3, 0)], "node") == 5
+def test_the_step_of_what_starts_its_own_ranks_is_that_of_its_foremost_channel():
+    assert lowest_step([_rank(0, 0), _rank(1, 7), _rank(2, 5), _rank(3, 0)], "node") == 7
+    assert lowest_step([], "node") is None
     assert lowest_step([_rank(0, 0), _rank(1, 0)], "node") == 0
     assert slowest([{"a": 1.0}, {"a": 3.0, "b": 2.0}]) == {"a": 3.0, "b": 2.0}
