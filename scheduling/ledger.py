@@ -243,6 +243,9 @@ class _Books:
             told=told,
             waiting=before.waiting if waits else "",
             answered=was.request if was and moved else before.answered,
+            stuck=notice.phase is JobPhase.RUNNING and not moved
+            if was is not None and was.action == "migrate"
+            else before.stuck and bool(notice.devices),
         )
 
     def hear_closed(self, closed: JobClosed) -> None:

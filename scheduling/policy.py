@@ -32,6 +32,9 @@ from scheduling.core.planner import Planner
 from scheduling.core.settings import LENT, LEVELS, STANDARD
 from scheduling.state import ClusterState, Decision, JobState, Plan, Told
 
+DRAINS = "drain-"
+"""Begins the request of a move that no person has asked for: its job says so while it is under way."""
+
 SOON = timedelta(milliseconds=100)
 """When to look again where a plan has left something to the next one."""
 
@@ -214,10 +217,27 @@ class _Round:
                 text = reasons.preempted(self._notice(job), width, free, victims[job.id])
                 self._decide(notice.job, self._directive("preempt", text), beneficiary=JobId(job.id))
             elif action.kind == "preempt":
-                room = self.bridge.rooms[str(action.why[1])]
-                self._decide(notice.job, self._directive("preempt", reasons.drained(notice, room.node)))
-            else:  # no job has several widths yet, and the live settings move none
+                room, free = self.bridge.rooms[str(action.why[1])], int(str(action.why[-1]))
+                self._decide(notice.job, self._directive("preempt", reasons.drained(notice, room.node, free)))
+            elif action.kind == "move":
+                self._leave(notice, action)
+            else:  # no job has several widths yet
                 raise AssertionError(f"Nobody can {action.kind} {notice.job} yet.")
+
+    def _leave(self, notice: JobNotice, action: Action) -> None:
+        """Moves a job off a node; one whose move has just failed stops with a checkpoint instead."""
+        room = self.bridge.rooms[str(action.why[1])]
+        if self.bridge.jobs[notice.job].stuck:
+            return self._decide(notice.job, self._directive("preempt", reasons.not_moved(notice, room.node)))
+        devices = self.bridge.take(action.places)
+        directive = self._directive(
+            "migrate",
+            reasons.leaves(notice, room.node, devices),
+            devices=devices,
+            device_of_rank=gang_of(notice.demand).device_of_rank,
+            request=f"{DRAINS}{self.state.tick}",
+        )
+        return self._decide(notice.job, directive, devices)
 
     # -- why it waits ---------------------------------------------------------------------------------------------
 
@@ -322,7 +342,11 @@ class _Round:
 
     def _moves(self) -> None:
         book = self.bridge.book
-        wanted = [job for job in self.state.jobs if job.notice.wants == "move" and job.told is None]
+        wanted = [
+            job
+            for job in self.state.jobs
+            if job.notice.wants == "move" and job.told is None and not job.notice.request.startswith(DRAINS)
+        ]
         for job in sorted(wanted, key=lambda job: (job.notice.demand.submitted_at, job.notice.job)):
             done = job.notice.request == job.answered != ""
             known = book.jobs.get(job.notice.job)

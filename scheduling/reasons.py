@@ -48,9 +48,26 @@ def preempted(notice: JobNotice, width: int, free: int, victims: Sequence[JobNot
     return f"{job_name(notice)} needs {devices(width)}, {are(free)} free: preempts {taken}."
 
 
-def drained(notice: JobNotice, node: NodeId) -> str:
-    """Why a job leaves a node that a person drains."""
-    return f"A person drains {node.name}: {job_name(notice)} stops with a checkpoint and goes on elsewhere."
+def drained(notice: JobNotice, node: NodeId, free: int) -> str:
+    """Why a job stops on a node that a person drains: elsewhere is no place for it now."""
+    width = len(notice.devices)
+    return (
+        f"A person drains {node.name}: {job_name(notice)} needs {devices(width)}, elsewhere {are(free)} free: stops "
+        "with a checkpoint, and goes on when there is room."
+    )
+
+
+def leaves(notice: JobNotice, node: NodeId, on: Sequence[DeviceId]) -> str:
+    """Why a job moves off a node that a person drains."""
+    return f"A person drains {node.name}: {job_name(notice)} moves to {where(on)}."
+
+
+def not_moved(notice: JobNotice, node: NodeId) -> str:
+    """Why a job stops on a node that a person drains, though there is room elsewhere."""
+    return (
+        f"A person drains {node.name}: {job_name(notice)} could not be moved, stops with a checkpoint and goes on "
+        "elsewhere."
+    )
 
 
 def moved(notice: JobNotice, node: NodeId, width: int, free: int) -> str:

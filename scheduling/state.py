@@ -166,6 +166,7 @@ class JobState(Shape):
         waiting: the reason for waiting that it was told last, and when.
         answered: the request to move that was done last; its notice may still name it for a moment.
         promised: the time of its admission that it was told.
+        stuck: it was told to move, and has come to run on where it was.
     """
 
     notice: JobNotice
@@ -175,6 +176,7 @@ class JobState(Shape):
     waiting_at: datetime | None = None
     answered: str = ""
     promised: float | None = None
+    stuck: bool = False
 
     @property
     def stamp(self) -> tuple[Generation, int]:

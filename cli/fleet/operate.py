@@ -46,7 +46,7 @@ def cordon(node: NodeName) -> None:
 
 
 def drain(node: NodeName, wait: Wait = False) -> None:
-    """Cordons NODE and has its jobs go on elsewhere: each stops with a checkpoint, and starts where there is room.
+    """Cordons NODE and has its jobs move to other nodes; where there is no room for one, it stops with a checkpoint.
 
     With --wait: until no job has devices there.
     """

@@ -22,13 +22,10 @@ def move(planner: Planner, job: Job, node: Node, why: tuple[object, ...]) -> Non
     """Takes a job off one node: its devices there are replaced, or the job shrinks, or it stops and waits."""
     book, now = planner.book, planner.now
     kept: Places = {other: count for other, count in job.given.items() if other is not node}
-    if not planner.settings.moves:
-        book.stop(job, now)
-        planner.act("preempt", job, {}, why)
-        return
-    found = find(node.pool, job.given[node], job.unit)
+    whole = planner.settings.move_whole
+    found = find(node.pool, job.width if whole else job.given[node], job.unit)
     if found is not None:
-        target = dict(kept)
+        target = {} if whole else dict(kept)
         for other, count in found.items():
             target[other] = target.get(other, 0) + count
         book.give(job, found, now, target=target)

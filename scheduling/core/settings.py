@@ -58,7 +58,8 @@ class Settings:
         move_cool_s, move_gain_s, move_worth, moving_share: a job is moved out of another's way at most once in the
             first of these, at most this share of a pool's devices at once, and only if what the other gains in
             `move_gain_s` is worth `move_worth` times what the moved ones lose. See `moving`.
-        moves: whether running jobs may be told to move; where not, they leave a draining node by stopping.
+        moves: whether running jobs may be told to move, so that others find room or they themselves can grow.
+        move_whole: a move leaves every device that a job has; it is off a draining node in no other way.
     """
 
     pause_s: float = 30.0
@@ -91,6 +92,7 @@ class Settings:
     move_worth: float = 1.5
     moving_share: float = 0.02
     moves: bool = True
+    move_whole: bool = False
 
     def lead_s(self, rank: int) -> float:
         """How long before its zero-slack time (s) a job is served whatever it takes: a standard one earlier, since it

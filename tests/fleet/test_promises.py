@@ -117,6 +117,24 @@ def job_events(fleet, job):
     return [event for event in fleet.events(job) if event.type.startswith("ergosphere.job")]
 
 
+def test_a_job_of_a_drained_node_moves(fleet, tmp_path, untouched):
+    """And what the scheduler has counted of it follows from its events."""
+    job = submit(fleet, tmp_path, "drained", "--tier", "standard", "--ranks", "2")
+    fleet.until_step(job, 10)
+    node = fleet.node_of(job).name
+    try:
+        fleet.ergo("node", "drain", node, "--wait")
+        view = fleet.show(job)
+        assert (view.moves, view.preemptions) == (1, 0) and node not in {one.node.name for one in view.placement}
+        assert f"A person drains {node}: standard job {job} moves to 2 devices on " in fleet.ergo("explain", job)
+    finally:
+        fleet.ergo("node", "uncordon", node)
+    require_right(fleet, job, tmp_path, untouched, 2, GPT)
+    fleet.until(lambda: "completed" in fleet.ergo("ps", "-a"), "it has ended")
+    live = fleet.ergo("sla", "report", "--json")
+    assert fleet.ergo("sla", "report", "--from-events", "--json") == live and '"standard"' in live
+
+
 def test_one_of_two_shims_is_killed(fleet, tmp_path, torture, untouched):
     job = submit(fleet, tmp_path, "split")
     fleet.until(lambda: fleet.show(job).checkpoints, "a checkpoint is committed")

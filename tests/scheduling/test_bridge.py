@@ -149,18 +149,58 @@ def test_nothing_new_is_placed_on_a_cordoned_node_and_what_runs_there_runs_on():
     assert cluster.tell(NodeOrder("node-2", "uncordon"))["cnn"].directive.devices == device_ids("node-2", 2)
 
 
-def test_the_jobs_of_a_drained_node_go_on_elsewhere_and_its_next_incarnation_is_drained_too():
+def test_the_jobs_of_a_drained_node_move_and_its_next_incarnation_is_drained_too():
     cluster = running(two_nodes(), "gpt")
     told = cluster.tell(NodeOrder("node-1", "drain"))["gpt"].directive
-    assert (told.action, told.reason) == (
-        "preempt",
-        "A person drains node-1: basic job gpt stops with a checkpoint and goes on elsewhere.",
-    )
-    cluster.stop("gpt")
-    assert cluster.tell(after=COOL_DOWN_S)["gpt"].directive.devices == device_ids("node-2", 2)
+    assert (told.action, told.devices) == ("migrate", device_ids("node-2", 2))
+    assert told.reason == "A person drains node-1: basic job gpt moves to 2 devices on node-2."
+    under_way = cluster.next("gpt", wants="move", move_to="node-2", request=told.request)
+    assert not cluster.tell(under_way), "it copies ahead: that is no wish of a person"
+    assert cluster.job("gpt").told is not None, "and both places are its own"
+    cluster.tell(cluster.next("gpt", phase=JobPhase.MOVING, wants="nothing", move_to=None, request=""))
+    assert len(cluster.job("gpt").held_devices) == 4
+    runs = cluster.next("gpt", phase=JobPhase.RUNNING, devices=told.devices, epoch=Epoch(2))
+    assert not cluster.tell(runs)
+    assert cluster.job("gpt").held_devices == device_ids("node-2", 2)
     cluster.tell(node("node-1@2"))
     cluster.tell(notice("cnn", 2))
     assert cluster.job("cnn").told is None
+
+
+def test_a_job_of_a_drained_node_stops_where_there_is_no_room_for_it_elsewhere():
+    cluster = running(running(two_nodes(), "gpt"), "cnn")
+    told = cluster.tell(NodeOrder("node-1", "drain"))["gpt"].directive
+    assert told.action == "preempt"
+    assert told.reason == (
+        "A person drains node-1: basic job gpt needs 2 devices, elsewhere 0 are free: stops with a checkpoint, and "
+        "goes on when there is room."
+    )
+    cluster.stop("gpt")
+    cluster.end("cnn", after=COOL_DOWN_S)
+    assert cluster.job("gpt").told.directive.devices == device_ids("node-2", 2)
+
+
+def test_a_job_on_two_nodes_of_which_one_is_drained_moves_as_a_whole():
+    cluster = Cluster(*(node(f"node-{number}") for number in range(1, 5)))
+    running(cluster, "gpt", 4)
+    told = cluster.tell(NodeOrder("node-1", "drain"))["gpt"].directive
+    assert told.action == "migrate"
+    assert not set(told.devices) & set(cluster.job("gpt").notice.devices)
+    assert len(told.devices) == 4 == len(told.device_of_rank)
+
+
+def test_a_job_that_could_not_be_moved_off_a_drained_node_stops_instead():
+    cluster = running(two_nodes(), "gpt")
+    told = cluster.tell(NodeOrder("node-1", "drain"))["gpt"].directive
+    cluster.tell(cluster.next("gpt", wants="move", move_to="node-2", request=told.request))
+    again = cluster.tell(cluster.next("gpt", wants="nothing", move_to=None, request=""))["gpt"].directive
+    assert (again.action, again.reason) == (
+        "preempt",
+        "A person drains node-1: basic job gpt could not be moved, stops with a checkpoint and goes on elsewhere.",
+    )
+    cluster.stop("gpt")
+    assert cluster.tell(after=COOL_DOWN_S)["gpt"].directive.devices == device_ids("node-2", 2)
+    assert not cluster.job("gpt").stuck
 
 
 def test_a_quota_is_a_right_to_be_promised_a_level():

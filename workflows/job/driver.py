@@ -18,6 +18,7 @@ from workflows.job.errors import Fenced, Interrupted, NodeLost, OperationFailed
 from workflows.job.migrate import migrate
 from workflows.job.outbox import refusal
 from workflows.job.preempt import preempt
+from workflows.job.state import MoveRequest
 
 _IN_BETWEEN = (JobPhase.STARTING, JobPhase.SUSPENDING, JobPhase.MOVING, JobPhase.RESIZING)
 
@@ -152,18 +153,18 @@ async def _directed(job: Job, directive: Directive) -> None:
         if request is not None:
             _moved(job, request, OperationFailed(directive.reason, code="job.refused"))
         return
-    if directive.action == "place" and directive.notice:
+    if directive.notice and (directive.action == "place" or (directive.action == "migrate" and request is None)):
         decided_on, newest = (directive.generation, directive.notice), (state.generation, state.notice)
-        if decided_on != newest:
+        if decided_on != newest or (directive.action == "migrate" and job.dirty):
             # The scheduler decides anew on the later notice, and may have given these devices away. That notice is
             # under way already: another one now would only outdate the next decision as well.
-            job.note("place not done", "It was decided before the job's newest notice.")
+            job.note(f"{directive.action} not done", "It was decided before the job's newest notice.")
             return
     backlog = refusal(state.outbox, workflow.now())
     possible = {
         "place": phase is JobPhase.QUEUED or (phase is JobPhase.SUSPENDED and not state.held),
         "preempt": phase is JobPhase.RUNNING,
-        "migrate": phase is JobPhase.RUNNING,
+        "migrate": phase is JobPhase.RUNNING and (request is not None or state.move is None),
     }
     if not possible.get(directive.action, False) or backlog:
         why = backlog or f"The job is {phase}{' and held' if state.held else ''}."
@@ -187,11 +188,20 @@ async def _directed(job: Job, directive: Directive) -> None:
     elif directive.action == "migrate":
         if request is not None:
             request.accepted = True
+        else:
+            # As with a person's move: as long as it is under way, what the scheduler hears says so.
+            state.move = MoveRequest(
+                directive.request, ", ".join(dict.fromkeys(device.node.name for device in directive.devices))
+            )
+            job.dirty = True
         try:
             await migrate(job, directive)
         except OperationFailed as error:
             _moved(job, request, error)
             raise
+        finally:
+            if request is None:
+                state.move, job.dirty = None, True
         _moved(job, request, None)
 
 

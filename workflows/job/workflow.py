@@ -258,6 +258,8 @@ class JobWorkflow:
         self._running("moved")
         if self._job.moving is not None:
             raise _refusal(f"The job is asked to move to {self._job.moving.to} already.")
+        if self._job.state.move is not None:
+            raise _refusal(f"The job moves to {self._job.state.move.to} already.")
         if wanted.to in {node.name for node in self._job.nodes}:
             raise _refusal(f"The job runs at {wanted.to} already.")
 

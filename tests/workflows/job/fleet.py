@@ -25,7 +25,7 @@ from events.envelope import to_json
 from events.types import Event, JobPhaseChanged
 from infra.job_worker import job_worker
 from model.control import Directive, JobNotice, JobView, NotifyInput
-from model.ids import CheckpointId, DeviceId, NodeId
+from model.ids import CheckpointId, DeviceId, Generation, NodeId
 from model.job_state import JobPhase, check_transition
 from model.names import CLUSTER_TASK_QUEUE, JOB_TASK_QUEUE, JOB_WORKFLOW, Activity, Query, Signal, node_task_queue
 from model.runtime import Outcome
@@ -195,8 +195,10 @@ class Handle:
         except AssertionError:
             raise AssertionError(f"no such notice of {self.id}; the last: {self.fleet.notices[-1:]}") from None
 
-    async def direct(self, action: str, *devices: DeviceId, request: str = "", nodes: Sequence[NodeId] = ()) -> None:
-        """What the scheduler says."""
+    async def direct(
+        self, action: str, *devices: DeviceId, request: str = "", nodes: Sequence[NodeId] = (), notice: int = 0
+    ) -> None:
+        """What the scheduler says; `notice`: on which it was decided, of the newest generation."""
         directive = Directive(
             decision=uuid.uuid4().hex,
             action=action,  # type: ignore[arg-type]
@@ -207,6 +209,8 @@ class Handle:
             device_of_rank=tuple(range(len(devices))),
             nodes=tuple(nodes),
             request=request,
+            generation=self.fleet.notices[-1].generation if notice else Generation(0),
+            notice=notice,
         )
         await self.workflow.signal(Signal.PLACEMENT, directive)
 

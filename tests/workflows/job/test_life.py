@@ -16,7 +16,7 @@ from model.control import JobView, MigrateRequest, PreemptRequest, ResizeRequest
 from model.job_state import JobPhase
 from model.names import JOB_TASK_QUEUE, JOB_WORKFLOW, Query, Update
 from model.runtime import Outcome
-from tests.workflows.job.fleet import Fleet
+from tests.workflows.job.fleet import Fleet, until
 
 _ACCEPTED = WorkflowUpdateStage.ACCEPTED
 
@@ -67,6 +67,32 @@ async def test_a_job_runs_is_preempted_resumed_moved_and_completed(fleet: Fleet)
     assert [event.data.action for event in events if isinstance(event, DecisionMade)] == ["place", "place", "migrate"]
     last = await job.notice(lambda notice: notice.phase is JobPhase.COMPLETED)
     assert last.devices == () and last.wants == "nothing"
+
+
+async def test_a_move_that_no_person_has_asked_for_is_told_as_long_as_it_is_under_way(fleet: Fleet) -> None:
+    """The scheduler keeps both places for the job meanwhile; one that was decided on an older notice is not done."""
+    job = await fleet.submit(ranks=2)
+    first, second, _ = fleet.nodes
+    await job.run_on(first.device(0), first.device(1))
+    await job.steps(first)
+    newest = await job.notice(lambda notice: notice.phase is JobPhase.RUNNING)
+    places = second.device(0), second.device(1)
+    await job.direct("migrate", *places, request="drain-7", notice=newest.number - 1)
+
+    async def refused() -> bool:
+        return (await job.show()).decisions[-1].action == "migrate not done"
+
+    await until(refused, "the older one is not done")
+    await job.direct("migrate", *places, request="drain-8", notice=newest.number)
+    told = await job.notice(lambda notice: notice.wants == "move")
+    assert (told.request, told.move_to, told.devices) == ("drain-8", "node-1", newest.devices)
+    last = await job.notice(lambda notice: notice.devices == places and notice.wants == "nothing")
+    assert last.phase is JobPhase.RUNNING and last.since is not None and last.delivered_ms is not None
+    view = await job.show()
+    assert view.moves == 1 and not first.running(job.id)
+    await job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    job.check()
 
 
 async def test_a_failing_program_fails_the_workflow_with_its_last_words(fleet: Fleet) -> None:
