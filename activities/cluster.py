@@ -105,6 +105,7 @@ def tick(snapshots: Snapshots, input: DecideInput) -> DecideResult:
         if newest or input.digest:
             _log.warning("restored", cluster=input.cluster, lost=input.digest, tick=state.tick, jobs=len(state.jobs))
     base = apply(state, input.inbox, input.now)
+    _tell_findings(state, base)
     plan = decide(base, input.now)
     done = commit(base, plan, input.now)
     digest = snapshots.write(done.base, done.state)
@@ -119,3 +120,16 @@ def tick(snapshots: Snapshots, input: DecideInput) -> DecideResult:
         seconds=round(time.perf_counter() - begun, 3),
     )
     return DecideResult(digest, done.directives, plan.wake_s, plan.summary)
+
+
+def _tell_findings(before: ClusterState, after: ClusterState) -> None:
+    """Logs what nodes and the ledger have come to say differently, and what has settled."""
+    old, new = (
+        {(item.kind, item.job, item.node): item for item in one.findings if item.counts} for one in (before, after)
+    )
+    for key, item in new.items():
+        if key not in old:
+            _log.warning("contradiction", kind=item.kind, job=item.job, node=str(item.node), text=item.text)
+    for key, item in old.items():
+        if key not in new:
+            _log.info("no contradiction any more", kind=item.kind, job=item.job, node=str(item.node))

@@ -108,7 +108,7 @@ class Snapshots:
         try:
             state = ClusterState.from_json(data)
         except ModelError as error:
-            _log.warning("a snapshot is not read", cluster=self.cluster, digest=digest, error=str(error))
+            _log.warning("a snapshot is not read", cluster=self.cluster, digest=digest, error=str(error)[:500])
             return None  # of another build; jobs and nodes will tell everything again
         self._keep(digest, state)
         return state

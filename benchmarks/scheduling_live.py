@@ -217,6 +217,7 @@ class Live:
     async def _check(self) -> History:
         seen = self.seen
         state = await asyncio.to_thread(self.snapshots.newest)
+        seen.contradictions = [item.text for item in state.findings if item.counts] if state else []
         seen.snapshot_bytes = len(state.to_json()) if state else 0
         seen.store_bytes = sum(found.bytes for found in self.store.bucket.find(f"clusters/{CLUSTER}"))
         history = await read_history(self.client, cluster_workflow_id(CLUSTER))
@@ -312,6 +313,7 @@ def figures(load: Load, seen: Seen, history: History) -> Iterator[Figure]:
         "fill_s": [round(value, 1) for value in seen.fill_s],
         "lost": seen.lost[:5],
         "doubled": seen.doubled[:5],
+        "contradictions": seen.contradictions[:5],
     }
     if not steady:
         raise BenchmarkError("No tick was seen after the filling.")
@@ -327,6 +329,7 @@ def figures(load: Load, seen: Seen, history: History) -> Iterator[Figure]:
         yield Figure(f"{name}.recovery", "s", after, value=max(after))
     yield Figure(f"{name}.decisions.lost", "", [len(seen.lost)], Condition("<=", 0))
     yield Figure(f"{name}.decisions.doubled", "", [len(seen.doubled)], Condition("<=", 0))
+    yield Figure(f"{name}.contradictions", "", [len(seen.contradictions)], Condition("<=", 0))
     yield Figure(f"{name}.decisions.repeated", "", [seen.repeated])
     filled = [t for t in history.ticks if t.begun < seen.filled]
     yield Figure(f"{name}.decisions.filling", "/s", [sum(len(t.directives) for t in filled) / seen.fill_s[1]])

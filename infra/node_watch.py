@@ -131,4 +131,5 @@ def notice_of(record: NodeRecord, *, alive: bool) -> NodeNotice:
         tuple((device.id, device.accelerator) for device in record.devices),
         record.numerics,
         tuple((part.job, part.epoch) for part in record.jobs),
+        tuple(part.device_ms for part in record.jobs),
     )

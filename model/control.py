@@ -140,6 +140,8 @@ class NodeNotice(Shape):
         alive: its lease is valid. False: it is over by a margin, or the node has left in order.
         devices: with their accelerator models, in order.
         jobs: (job, epoch) of what the node says it has.
+        device_ms: for each of these the device time that it has delivered there in this epoch, in milliseconds. It
+            changes all the time, and makes no notice news.
     """
 
     node: NodeId
@@ -147,6 +149,7 @@ class NodeNotice(Shape):
     devices: tuple[tuple[DeviceId, str], ...]
     numerics: NumericsClass
     jobs: tuple[tuple[JobId, Epoch], ...] = ()
+    device_ms: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from model.job_state import JobPhase
 from model.orders import NodeOrder, QuotaOrder
 from scheduling.accounts import service_of
 from scheduling.constants import DRAIN_S, REMEMBER_S, SETTLE_S, STOPS_AT_ONCE, TELL_AGAIN_S
+from scheduling.reconcile import heard_part, reconciled
 from scheduling.state import (
     ClusterState,
     Committed,
@@ -30,6 +31,7 @@ from scheduling.state import (
     Ended,
     JobState,
     NodeState,
+    PartState,
     Plan,
     ServiceState,
     TenantState,
@@ -88,7 +90,7 @@ def apply(state: ClusterState, inbox: Iterable[InboxBatch], now: datetime) -> Cl
         books.hear_closed(closed)
     books.tidy()
     settling = state.settle_until if state.settle_until and state.settle_until > now else None
-    return replace(
+    after = replace(
         state,
         tick=state.tick + 1,
         nodes=tuple(sorted(books.nodes.values(), key=lambda item: item.node)),
@@ -101,6 +103,7 @@ def apply(state: ClusterState, inbox: Iterable[InboxBatch], now: datetime) -> Cl
         tenants=_granted(state.tenants, batch.quota_orders),
         service=tuple(sorted(books.service.values(), key=lambda item: (item.tenant, item.tier))),
     )
+    return reconciled(after, now)
 
 
 def _ordered(cordoned: tuple[tuple[str, bool], ...], orders: Iterable[NodeOrder]) -> tuple[tuple[str, bool], ...]:
@@ -208,11 +211,27 @@ class _Books:
         if known is not None and not known.alive:
             return  # an incarnation that was given up never comes back: its jobs were told to go on elsewhere
         self.nodes[notice.node] = NodeState(
-            notice.node, notice.alive, notice.devices, notice.numerics, notice.jobs, self.now
+            notice.node,
+            notice.alive,
+            notice.devices,
+            notice.numerics,
+            notice.jobs,
+            self.now,
+            self._parts(known, notice),
         )
         if notice.alive:
             for node in others:
                 self.nodes[node] = replace(self.nodes[node], alive=False, jobs=())
+
+    def _parts(self, known: NodeState | None, notice: NodeNotice) -> tuple[PartState, ...]:
+        before = {(part.job, part.epoch): part for part in known.parts} if known is not None else {}
+        told = notice.device_ms if len(notice.device_ms) == len(notice.jobs) else (None,) * len(notice.jobs)
+        found: list[PartState] = []
+        for (name, epoch), device_ms in zip(notice.jobs, told, strict=True):
+            job = self.jobs.get(name)
+            since = job.notice.since if job is not None else None
+            found.append(heard_part(before.get((name, epoch)), name, epoch, device_ms, self.now, since))
+        return tuple(found)
 
     def hear_job(self, notice: JobNotice) -> None:
         ended = self.ended.get((notice.job, notice.workflow_run))

@@ -83,7 +83,7 @@ def lost(notice: JobNotice, nodes: Sequence[NodeId]) -> str:
 
 def ask() -> str:
     """Why a job is asked for its notice."""
-    return "The scheduler was restored from an older snapshot and asks what this job holds."
+    return "The scheduler asks what this job holds: it was restored, or a node says something else."
 
 
 # -- refusals --------------------------------------------------------------------------------------------------

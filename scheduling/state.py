@@ -28,6 +28,46 @@ STATE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
+class PartState(Shape):
+    """A part of a job on a node, as the node tells it.
+
+    Attributes:
+        device_ms: device time that it has delivered in this epoch, in milliseconds, as told at `at`; None where the
+            node's observer does not say.
+        base_ms, base_at: what was told first since the job runs as it does.
+    """
+
+    job: JobId
+    epoch: Epoch
+    device_ms: int | None
+    at: datetime
+    base_ms: int | None
+    base_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Finding(Shape):
+    """Something that a node says and the ledger does not, or the other way round; see `scheduling.reconcile`.
+
+    Attributes:
+        kind: ``stranger``, ``missing``, ``leftover``, ``delivered`` or ``silent``.
+        job: empty where it is about a node alone.
+        text: a sentence for people, without its first letter in capitals and its full stop.
+        since: when it was first found.
+        counts: it has held for long enough to be told.
+        asked_at: when the job was asked about it.
+    """
+
+    kind: str
+    job: str
+    node: NodeId
+    text: str
+    since: datetime
+    counts: bool = False
+    asked_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeState(Shape):
     """A node. One that is not alive is kept as long as a job holds devices there that it must be told to give up.
 
@@ -35,6 +75,7 @@ class NodeState(Shape):
         devices: with their accelerator models, in the node's order.
         jobs: (job, epoch) of what the node said it has.
         heard_at: when it was told of last.
+        parts: of its jobs.
     """
 
     node: NodeId
@@ -43,6 +84,7 @@ class NodeState(Shape):
     numerics: NumericsClass
     jobs: tuple[tuple[JobId, Epoch], ...] = ()
     heard_at: datetime | None = None
+    parts: tuple[PartState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +271,7 @@ class ClusterState(Shape):
         ask: jobs that are to be asked with the next plan.
         cordoned: nodes, by name, on which nothing new is placed; with whether they are also emptied.
         service: of jobs that have ended, by tenant and tier.
+        findings: what nodes and the ledger say differently.
         grown_at, turned_at: those of `scheduling.core.book.Book`.
     """
 
@@ -244,6 +287,7 @@ class ClusterState(Shape):
     cordoned: tuple[tuple[str, bool], ...] = ()
     tenants: tuple[TenantState, ...] = ()
     service: tuple[ServiceState, ...] = ()
+    findings: tuple[Finding, ...] = ()
     grown_at: float = 0.0
     turned_at: float = 0.0
 

@@ -47,17 +47,36 @@ def show(job: AnyJob, as_json: AsJson = False) -> None:
 
 
 def explain(job: AnyJob, as_json: AsJson = False) -> None:
-    """Tells in sentences why JOB is where it is: what it waits for, who decided so, and when."""
+    """Tells in sentences why JOB is where it is: what it waits for, who decided so, and when.
+
+    And, where a node says something of it that the scheduler does not believe, what.
+    """
+    from cli.fleet import words
     from cli.fleet.client import call
+    from cli.fleet.operate import state_of
 
     async def main(fleet: Fleet) -> None:
-        view, found = await asyncio.gather(fleet.view(job), fleet.explain(job))
+        view, found, state = await asyncio.gather(fleet.view(job), fleet.explain(job), state_of(fleet))
+        against = [item for item in state.findings if item.counts and item.job == view.id]
         if as_json:
             fields = [{"time": one.time, "action": one.action, "reason": one.reason} for one in found]
-            print_json({"id": view.id, "phase": view.phase, "waiting": view.waiting, "decisions": fields})
+            print_json(
+                {
+                    "id": view.id,
+                    "phase": view.phase,
+                    "waiting": view.waiting,
+                    "decisions": fields,
+                    "contradictions": [
+                        {"kind": one.kind, "node": one.node.name, "since": one.since, "text": one.text}
+                        for one in against
+                    ],
+                }
+            )
             return
         for text in sentences(view, found):
             data.print(text, markup=False)
+        for one in against:
+            data.print(f"Since {words.clock(one.since)} UTC nodes and the scheduler differ: {one.text}.", markup=False)
 
     call(main)
 

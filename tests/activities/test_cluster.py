@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import structlog
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
@@ -22,6 +23,7 @@ from proxy_runtime.storage.blobs import Bucket
 from proxy_runtime.storage.errors import StorageError
 from proxy_runtime.storage.fleet import FleetStore
 from scheduling.constants import SETTLE_S
+from scheduling.reconcile import GRACE_S
 from tests.scheduling.builders import T0, Cluster, device_ids, node, notice
 
 
@@ -121,6 +123,21 @@ def test_old_snapshots_are_removed_where_they_are_too_large_together(store):
     assert 3 <= len(store.bucket.list("clusters/c/ticks/")) <= 4
     assert sum(found.bytes for found in store.bucket.find("clusters/c/snapshots")) < 0.7 * size
     assert Snapshots(store, "c").read(digest) is not None
+
+
+def test_what_nodes_and_the_ledger_say_differently_is_logged_once(store):
+    ghost = node("node-1", jobs=[("ghost", 1)])
+    with structlog.testing.capture_logs() as logs:
+        result = decide(store, ghost)
+        for number, after in ((2, GRACE_S), (3, GRACE_S + 1)):
+            result = decide(store, ghost, digest=result.digest, number=number, after=after)
+        decide(store, node("node-1"), digest=result.digest, number=4, after=GRACE_S + 2)
+    told = [line for line in logs if "contradiction" in line["event"]]
+    assert [(line["log_level"], line["kind"], line["job"]) for line in told] == [
+        ("warning", "stranger", "ghost"),
+        ("info", "stranger", "ghost"),
+    ]
+    assert told[0]["text"] == "node-1 has a part of ghost, which the scheduler does not know"
 
 
 # -- inbox -----------------------------------------------------------------------------------------------------

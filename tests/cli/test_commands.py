@@ -6,15 +6,18 @@ import asyncio
 import json
 import signal
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 
+from activities.snapshots import Snapshots
 from model.control import JobView
 from model.ids import Epoch, JobId, Step
 from model.names import Query
 from model.records import JobOnNode
+from scheduling.state import ClusterState, Finding
 from tests.cli.conftest import DEADLINE_S, KEYS
 from tests.cli.samples import NODE_1, NODE_2, node, view
 
@@ -135,6 +138,19 @@ async def test_show(ergo, job):
         "preempted for digits-4",
     ):
         assert part in text
+
+
+async def test_explain_says_where_a_node_says_something_else(ergo, job, store):
+    handle = await job("char-gpt")
+    text = "it says that it runs there, and node-1 has no part of it in epoch 2"
+    finding = Finding("missing", handle.id, NODE_1, text, datetime(2026, 11, 29, 12, tzinfo=UTC), counts=True)
+    others = replace(finding, job="other"), replace(finding, kind="leftover", counts=False)
+    Snapshots(store, "local").write(b"{}", ClusterState("local", findings=(finding, *others)))
+    lines = (await ergo("explain", handle.id)).out.splitlines()
+    assert lines[-1] == f"Since 2026-11-29 12:00:00 UTC nodes and the scheduler differ: {text}."
+    fields = json.loads((await ergo("explain", handle.id, "--json")).out)
+    (told,) = fields["contradictions"]
+    assert (told["kind"], told["node"], told["text"]) == ("missing", "node-1", text)
 
 
 async def test_explain(ergo, job):
