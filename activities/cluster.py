@@ -116,7 +116,7 @@ def tick(snapshots: Snapshots, input: DecideInput) -> DecideResult:
         digest=digest,
         summary=plan.summary,
         jobs=len(base.jobs),
-        words=sum(batch.words for batch in input.inbox),
+        words=sum(len(batch.jobs) + len(batch.nodes) + len(batch.closed) for batch in input.inbox),
         seconds=round(time.perf_counter() - begun, 3),
     )
     return DecideResult(digest, done.directives, plan.wake_s, plan.summary)

@@ -171,11 +171,6 @@ class InboxBatch(Shape):
     node_orders: tuple[NodeOrder, ...] = ()
     quota_orders: tuple[QuotaOrder, ...] = ()
 
-    @property
-    def words(self) -> int:
-        """How many there are."""
-        return sum(map(len, (self.jobs, self.nodes, self.closed, self.node_orders, self.quota_orders)))
-
 
 TELL_AGAIN = "notify"
 """`Directive.request` of a ``wait`` by which the scheduler asks a job for its notice, under a new number."""
