@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from proxy_runtime.shim.spec import CutRequest
-from tests.end_to_end.harness import JOBS, CutPlan, Outcome, Script, require_equal, run, running, tails
+from tests.end_to_end.harness import DEADLINE_S, JOBS, CutPlan, Outcome, Script, require_equal, run, running, tails
 from tests.end_to_end.test_bits import seed_of
 
 TORCHRUN = ("torchrun", "--nproc-per-node=2")
@@ -198,6 +199,35 @@ def test_its_width_is_for_life(tmp_path: Path) -> None:
         report = job.cut(CutRequest(devices=1))
         assert report.outcome == "called-off" and "for life" in report.error
         assert job.status()["alive"]
+
+
+STEPLESS = """
+    import torch
+    import torch.multiprocessing as mp
+
+    def train(rank):
+        model = torch.nn.Linear(4, 4).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        while True:
+            model(torch.ones(1, 4, device="cuda")).sum().backward()
+            optimizer.step()
+            torch.cuda.synchronize()
+
+    if __name__ == "__main__":
+        anchor = torch.ones(1, device="cuda")
+        mp.spawn(train, nprocs=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_takes_no_step_is_not_waited_for(tmp_path: Path) -> None:
+    with running(program(tmp_path, STEPLESS, devices=1), tmp_path / "job") as job:
+        limit = time.monotonic() + DEADLINE_S
+        while max(job.status()["step"]) < 5:
+            assert time.monotonic() < limit, job.logs(0)
+            time.sleep(0.05)
+        report = job.cut(CutRequest(move=False, at_step=max(job.status()["step"]) + 1, step_deadline_s=20))
+        assert report.outcome == "checkpointed" and report.reached_step, report
 
 
 BARRIERS = """

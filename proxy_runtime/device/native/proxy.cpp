@@ -118,8 +118,11 @@ void Proxy::notice_lost_peers() {
 }
 
 void Proxy::settle_stop() {
-  bool all = stop_ != Stop::None &&
-             std::all_of(servers_.begin(), servers_.end(), [&](const auto& entry) { return held(*entry.second); });
+  auto settled = [&](const auto& entry) {
+    const RankServer& server = *entry.second;
+    return held(server) || (stop_ == Stop::AtStep && stop_step_ > 1 && server.stepless());
+  };
+  bool all = stop_ != Stop::None && std::all_of(servers_.begin(), servers_.end(), settled);
   std::lock_guard<std::mutex> lock(stop_mutex_);
   if (all == all_held_) return;
   all_held_ = all;
@@ -204,7 +207,8 @@ StopReport Proxy::report(std::optional<uint64_t> at_step) {
     r.failure = server->failure();
     if (collectives_.connected())
       for (const auto& [id, counts] : collectives_.engine().counts(static_cast<int>(rank))) r.comms[id.text()] = counts;
-    result.reached &= !at_step || server->finished() || server->idle() || r.step >= *at_step;
+    const bool takes_none = server->idle() || (at_step && *at_step > 1 && server->stepless());
+    result.reached &= !at_step || server->finished() || takes_none || r.step >= *at_step;
   }
   return result;
 }

@@ -55,6 +55,8 @@ class RankServer {
   bool departed();
   // A shared ring that no process has: nothing will come until one claims it.
   bool idle() const { return shared_ && shared_words(ring_.header()).claimant.load() == 0; }
+  // The process of a tree that has it has taken no step, and may never take one: nobody waits for its steps.
+  bool stepless() const { return shared_ && step_done() == 0; }
   // The number of the message at which its queue has waited for collectives for a second or more; 0: it has not.
   uint64_t standing_at() const;
   const std::string& failure() const { return failure_; }
