@@ -51,9 +51,10 @@ def preempted(notice: JobNotice, width: int, free: int, victims: Sequence[JobNot
 def drained(notice: JobNotice, node: NodeId, free: int) -> str:
     """Why a job stops on a node that a person drains: elsewhere is no place for it now."""
     width = len(notice.devices)
+    apart = ", but apart" if free >= width else ""  # of a process tree
     return (
-        f"A person drains {node.name}: {job_name(notice)} needs {devices(width)}, elsewhere {are(free)} free: stops "
-        "with a checkpoint, and goes on when there is room."
+        f"A person drains {node.name}: {job_name(notice)} needs {devices(width)}, elsewhere {are(free)} free{apart}: "
+        "stops with a checkpoint, and goes on when there is room."
     )
 
 

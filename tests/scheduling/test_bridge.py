@@ -189,6 +189,21 @@ def test_a_job_on_two_nodes_of_which_one_is_drained_moves_as_a_whole():
     assert len(told.devices) == 4 == len(told.device_of_rank)
 
 
+def test_a_process_tree_leaves_a_drained_node_for_one_that_has_room_for_all_of_it():
+    cluster = Cluster(node("node-1", 2), node("node-2", 1), node("node-3", 1))
+    cluster.tell(notice("tree", 2, group=2))
+    cluster.run("tree")
+    told = cluster.tell(NodeOrder("node-1", "drain"))["tree"].directive
+    assert told.action == "preempt"
+    assert "needs 2 devices, elsewhere 2 are free, but apart: stops" in told.reason
+
+    cluster = Cluster(node("node-1", 2), node("node-2", 1), node("node-3", 3))
+    cluster.tell(notice("tree", 2, group=2))
+    cluster.run("tree")
+    told = cluster.tell(NodeOrder("node-1", "drain"))["tree"].directive
+    assert (told.action, told.devices) == ("migrate", device_ids("node-3", 2))
+
+
 def test_a_job_that_could_not_be_moved_off_a_drained_node_stops_instead():
     cluster = running(two_nodes(), "gpt")
     told = cluster.tell(NodeOrder("node-1", "drain"))["gpt"].directive
