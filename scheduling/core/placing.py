@@ -67,6 +67,8 @@ def find_occupied(pool: Pool, width: int, unit: int) -> Places | None:
 
 def fits_empty(pool: Pool, width: int, unit: int) -> bool:
     """Whether a gang fits a pool on which nothing runs."""
+    if unit == 1:
+        return pool.devices >= width
     return sum(count * (size // unit * unit) for size, count in pool.sizes.items()) >= width
 
 

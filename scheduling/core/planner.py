@@ -127,7 +127,7 @@ class Planner:
         """Its slack is nearly used up: it gets its full width, whatever it takes of those below."""
         if job.width == job.ranks:
             return
-        if job.claim or not self._obtain(job, urgent=True):
+        if job.claim or not self._obtain(job, self._pools(job), urgent=True):
             due = zero_slack(job, self.now) - self.settings.lead_s(job.rank)
             self.book.call(job, max(self.now + self.settings.retry_s, due))
 
@@ -212,11 +212,11 @@ class Planner:
                 self._explain()
                 break
             rank, pools = job.rank, self._pools(job)
-            if self._never(job):
+            if self._never(job, pools):
                 book.waiting.fail(job, HOPELESS)
                 continue
             thorough = seeks(rank) and fails[rank] < settings.fails_per_rank
-            if self._enter(job, thorough) or self._obtain(job, seeks=thorough):
+            if self._start(job, pools, thorough):
                 places += 1
                 turn.placed()
                 continue
@@ -231,15 +231,17 @@ class Planner:
     def _explain(self) -> None:
         """Who was not looked at has a reason all the same."""
         for job in self.book.waiting.unexplained():
-            if not self._never(job):
-                self._block(job, self._pools(job))
+            pools = self._pools(job)
+            if not self._never(job, pools):
+                self._block(job, pools)
             self.book.waiting.explained(job)
 
-    def _never(self, job: Job) -> bool:
+    @staticmethod
+    def _never(job: Job, pools: list[Pool]) -> bool:
         """It fits nowhere, not even on an empty fleet."""
-        pools = self._pools(job)
-        if any(fits_empty(pool, job.widths[0], job.unit) for pool in pools):
-            return False
+        for pool in pools:
+            if fits_empty(pool, job.widths[0], job.unit):
+                return False
         if pools:
             largest = max(pools, key=lambda pool: pool.devices)
             job.why = ("never", job.widths[0], job.unit, largest.devices, largest.size)
@@ -247,15 +249,19 @@ class Planner:
             job.why = ("no pool", *job.ask.pools)
         return True
 
-    def _enter(self, job: Job, seeks: bool) -> bool:
-        """Admits a waiting job: there is room for its promise, and a place where it starts at once."""
+    def _start(self, job: Job, pools: list[Pool], seeks: bool) -> bool:
+        """Admits a waiting job, where there is room for its promise and a place where it starts at once; else starts it
+        on what others leave.
+        """
         if job.rank != LENT:
-            return False
+            return self._obtain(job, pools, seeks=seeks)
         refusal: Why = ()
-        for pool in self._pools(job):
+        closed: list[Pool] = []
+        for pool in pools:
             refused = self._refusal(job, pool)
             if refused:
                 refusal = refusal or refused
+                closed.append(pool)
                 continue
             step = self._seek(job, job.ranks, job.ask.tier, [pool], seeks=seeks)
             if step is not None:
@@ -263,12 +269,16 @@ class Planner:
                 self._take(job, step)
                 return True
         job.why = refusal
-        return False
+        # Where it found no place with a promise it finds none without.
+        return self._obtain(job, pools, closed, seeks=seeks)
 
-    def _obtain(self, job: Job, *, urgent: bool = False, seeks: bool = True) -> bool:
-        """Gives a job its full width, or claims that and makes others give way; False: nothing was changed."""
-        pools = self._pools(job)
-        step = self._seek(job, job.ranks, job.rank, pools, seeks=seeks)
+    def _obtain(
+        self, job: Job, pools: list[Pool], sought: list[Pool] | None = None, *, urgent: bool = False, seeks: bool = True
+    ) -> bool:
+        """Gives a job its full width, or claims that and makes others give way; False: nothing was changed. `sought`:
+        the pools in which all of it is to be looked for, where these are not all.
+        """
+        step = self._seek(job, job.ranks, job.rank, pools if sought is None else sought, seeks=seeks)
         for width in reversed(job.widths) if urgent else ():
             # Half of its width is half of the loss.
             if step is None and job.width < width and 4 * width >= job.ranks:
