@@ -100,6 +100,34 @@ def test_every_level_that_was_promised_is_kept(seed):
     assert all(job.ended_s is not None for job in outcome.jobs)
 
 
+def test_whoever_gives_way_does_so_for_somebody_who_is_then_placed():
+    """Where nothing fails: every claim for which others gave way is redeemed, once they have."""
+    made = Restarted(
+        random.Random(1), 0.0, trace(5, jobs=300, load=2.0), FLEET, "ours", Costs(), Failures(), 5, None, None
+    )
+    asked: dict[str, float] = {}
+    served = 0
+    decide = made.policy.plan
+
+    def plan(now: float) -> Plan:
+        nonlocal served
+        found = decide(now)
+        for action in found.actions:
+            if action.why[0] == "held":
+                served += asked.pop(action.job.id, None) is not None
+        for action in found.actions:
+            if action.beneficiary is not None:
+                asked.setdefault(action.beneficiary.id, now)
+        overdue = {name for name, since in asked.items() if now - since > made.book.settings.hold_s}
+        assert not overdue & set(made.book.jobs)
+        return found
+
+    made.policy.plan = plan
+    outcome = made.run()
+    assert served > 50
+    assert {job.id for job in outcome.jobs if job.ended_s is None} == set()
+
+
 def test_node_failures_cost_only_what_they_must():
     outcome = simulate(trace(7), FLEET, "ours", failures=FAILING, seed=7)
     assert sum(job.restarts for job in outcome.jobs) > 0

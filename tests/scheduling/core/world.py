@@ -64,6 +64,7 @@ class World:
         self.told: dict[str, str] = {}
         self.log: list[tuple[float, Action]] = []
         self.preempted: dict[str, deque[float]] = {}
+        self.promised: dict[str, tuple[int, dict[Node, int], float]] = {}
         for index in range(nodes):
             self.node(f"node-{index}", size, rack=f"rack-{index // racks}")
 
@@ -98,6 +99,7 @@ class World:
                 head = self.book.waiting.head_of(job)
                 assert head is not None and head.why, f"{job} waits without a reason"
         self._check_turns(plan)
+        self._check_promises(plan)
         return list(plan.actions)
 
     def acknowledge(self, name: str) -> None:
@@ -152,6 +154,28 @@ class World:
                 assert self.now - times[-1] >= settings.again_s
             assert len(times) < 60 or self.now - times[0] >= 3600.0
             times.append(self.now)
+
+    def _check_promises(self, plan: Plan) -> None:
+        """Those for whom others gave way get what was freed: their claims do not go away by themselves, and the whole
+        of a claim is what they are given.
+        """
+        book = self.book
+        given = {action.job.id: action for action in plan.actions if action.kind in ("place", "resize", "move")}
+        for name, (changes, places, until) in list(self.promised.items()):
+            job = book.jobs.get(name)
+            if job is not None and job.claim and job.changes == changes:
+                continue
+            del self.promised[name]
+            lapsed = any(book.nodes.get(node.name) is not node or node.closed for node in places) or self.now >= until
+            if job is not None and not lapsed:
+                assert job.changes != changes, f"the claim of {job} went away by itself"
+            action = given.get(name)
+            if action is not None and action.why[0] == "held":
+                assert all(action.places.get(node, 0) >= count for node, count in places.items())
+        for action in plan.actions:
+            if action.beneficiary is not None:
+                job = action.beneficiary
+                self.promised[job.id] = job.changes, dict(job.claim), job.claim_until
 
 
 def check_plan(book: Book, plan: Plan) -> None:
