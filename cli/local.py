@@ -14,7 +14,7 @@ from proxy_runtime.errors import ErgoError
 
 if TYPE_CHECKING:
     from proxy_runtime.shim.client import ShimClient
-    from proxy_runtime.shim.spec import CutRequest
+    from proxy_runtime.shim.spec import CutReport, CutRequest
 
 JobArgument = Annotated[
     str | None, typer.Argument(metavar="[JOB]", help="Job id; may be left out when only one is running.")
@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
     local.command("ps", short_help="Jobs of `ergo run` on this machine.")(ps)
     local.command("cut", short_help="Cut a running job: checkpoint, end, restore.")(cut)
     local.command("checkpoint", short_help="Checkpoint a running job; it goes on.")(checkpoint)
+    local.command("resize", short_help="Run a job on fewer or more devices.")(resize)
     local.command("suspend", short_help="Checkpoint a running job and end it; `ergo run --restore` continues it.")(
         suspend
     )
@@ -80,6 +81,27 @@ def checkpoint(job: JobArgument = None, at_step: StepOption = None) -> None:
     _cut(job, CutRequest(move=False, at_step=at_step))
 
 
+def resize(
+    job: JobArgument = None,
+    devices: Annotated[int, typer.Option("--devices", metavar="K", help="On how many; K divides the ranks.")] = 0,
+    at_step: StepOption = None,
+) -> None:
+    """Has JOB go on on K devices: on fewer, several of its ranks share one; its numbers stay the same."""
+    from model.errors import ModelError
+    from model.splicing import check_width
+    from proxy_runtime.shim.spec import CutRequest, RunError
+
+    client = _client(job)
+    status = client.status()
+    try:
+        check_width(len(status.get("placement", ())), devices)
+    except ModelError as error:
+        raise RunError(str(error), code="run.bad-width") from error
+    if devices == status.get("width"):
+        raise RunError(f"the job runs on {devices} device{'s' * (devices > 1)} already.", code="run.bad-width")
+    _finish(client.cut(CutRequest(at_step=at_step, devices=devices)))
+
+
 def suspend(job: JobArgument = None, at_step: StepOption = None) -> None:
     """Checkpoints JOB and ends it."""
     from proxy_runtime.shim.spec import CutRequest
@@ -95,7 +117,10 @@ def cancel(job: JobArgument = None) -> None:
 
 
 def _cut(job: str | None, request: CutRequest) -> None:
-    report = _client(job).cut(request)
+    _finish(_client(job).cut(request))
+
+
+def _finish(report: CutReport) -> None:
     say(cut_sentence(report))
     raise typer.Exit(0 if report.outcome in ("moved", "checkpointed", "stopped") else 1)
 

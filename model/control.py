@@ -24,7 +24,10 @@ class Demand(Shape):
     Attributes:
         ranks: virtual devices (`world_size` of the spec).
         ranks_per_group: neighbours that stay on one node.
+        max_width: what it asks for: the widest that its spec allows, or what a person has asked for since.
         accelerator: model of the devices; None for any.
+        widths: at which it can go on while it runs, ascending; with one or none it keeps `max_width`.
+        measured: how much memory its ranks need is known, so that it may also start narrower than it asks for.
         numerics: the class it is bound to since it first ran; None before.
         submitted_at: in UTC.
     """
@@ -40,6 +43,8 @@ class Demand(Shape):
     submitted_at: datetime
     accelerator: str | None = None
     numerics: NumericsClass | None = None
+    widths: tuple[int, ...] = ()
+    measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +55,13 @@ class JobNotice(Shape):
         number: from 1 within the generation.
         workflow_run: first execution run of the job's workflow.
         devices: what it holds now; empty when all of its processes are gone.
-        wants: ``devices`` to run; ``move`` to run on `move_to` instead; ``nothing`` otherwise.
+        wants: ``devices`` to run; ``move`` to run on `move_to` instead; ``resize`` to run on `width` devices instead;
+            ``nothing`` otherwise.
         held: a person has preempted it; it wants nothing until a person resumes it.
         move_to: name of a node.
-        request: names the person's request that `wants: move` comes from; the directive that answers repeats it.
+        width: number of devices; 0 where it wants no other one.
+        request: names the person's request that ``move`` or ``resize`` comes from; the directive that answers
+            repeats it.
         since: when the job came to stand as it does, in UTC.
         delivered_ms: device time, in milliseconds, that it had got until then; what was lost with a node is not in it.
     """
@@ -66,16 +74,19 @@ class JobNotice(Shape):
     phase: JobPhase
     epoch: Epoch
     devices: tuple[DeviceId, ...] = ()
-    wants: Literal["devices", "move", "nothing"] = "nothing"
+    wants: Literal["devices", "move", "resize", "nothing"] = "nothing"
     held: bool = False
     move_to: str | None = None
     request: str = ""
     since: datetime | None = None
     delivered_ms: int | None = None
+    width: int = 0
 
     def __post_init__(self) -> None:
         if (self.move_to is not None) != (self.wants == "move"):
             raise ModelError("`move_to` belongs to a notice that wants to move.", code="model.notice")
+        if (self.width > 0) != (self.wants == "resize"):
+            raise ModelError("`width` belongs to a notice that wants to be resized.", code="model.notice")
 
 
 # -- scheduler → job -------------------------------------------------------------------------------------------
@@ -85,25 +96,27 @@ class JobNotice(Shape):
 class Directive(Shape):
     """What the scheduler wants of a job: the signal ``placement``.
 
-    ``place`` and ``migrate`` name devices; ``preempt`` takes them back; ``wait`` only tells why nothing happens yet;
-    ``admit`` only tells that the job's level is promised; ``refuse`` answers a request that cannot be had; ``lost``
-    says that `nodes` are given up and their lease is over.
+    ``place``, ``migrate`` and ``resize`` name all devices that it has afterwards; ``preempt`` takes them back; ``wait``
+    only tells why nothing happens yet; ``admit`` only tells that the job's level is promised; ``refuse`` answers a
+    request that cannot be had; ``lost`` says that `nodes` are given up and their lease is over.
 
     Attributes:
         decision: unique id of the decision: the job ignores one that it has seen.
         reason: a sentence for people.
         policy: name and version of the policy.
         state_digest: hash of the state it decided on.
-        device_of_rank: for each logical rank an index into `devices`.
+        device_of_rank: for each logical rank an index into `devices`. A job that knows better which of its ranks may
+            share a device takes the devices only.
         request: the request that this answers.
         generation: with `notice`, the newest notice of the job when this was decided. A job that has sent a later one
-            ignores ``place``: the scheduler decides anew on that later notice, and may have given the devices away.
+            ignores ``place``, and ``migrate`` and ``resize`` that answer no request: the scheduler decides anew on
+            that later notice, and may have given the devices away.
         admitted_at: since when the job's level is promised, in UTC; None as long as it is not. It comes with whatever
             the job is told next.
     """
 
     decision: str
-    action: Literal["place", "preempt", "migrate", "wait", "refuse", "lost", "admit"]
+    action: Literal["place", "preempt", "migrate", "resize", "wait", "refuse", "lost", "admit"]
     reason: str
     policy: str
     state_digest: str
@@ -116,7 +129,7 @@ class Directive(Shape):
     admitted_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        if bool(self.devices) != (self.action in ("place", "migrate")):
+        if bool(self.devices) != (self.action in ("place", "migrate", "resize")):
             raise ModelError(f"A directive to {self.action} with devices {self.devices}.", code="model.directive")
 
 
@@ -257,87 +270,7 @@ class JobView(Shape):
     final: CheckpointId | None = None
     unpublished_events: int = 0
     pack: Pack = "rank"
-
-
-# -- people → job: inputs and answer of its updates, and how it ends ----------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PreemptRequest(Shape):
-    """Update ``preempt``: take a checkpoint, give up the devices, and hold the job until ``resume``.
-
-    Attributes:
-        wait: answer when it is done, not when it is accepted.
-    """
-
-    wait: bool = False
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeRequest(Shape):
-    """Update ``resume``: let a held job go on as soon as there are devices; with `wait`, answer when it runs."""
-
-    wait: bool = False
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRequest(Shape):
-    """Update ``checkpoint``: take one while the job runs on; with `wait`, answer when it is committed."""
-
-    wait: bool = False
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class MigrateRequest(Shape):
-    """Update ``migrate``: go on at the node named `to`; answered when the scheduler agrees, with `wait` when done."""
-
-    to: str
-    wait: bool = False
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ResizeRequest(Shape):
-    """Update ``resize``: go on at the width `devices`."""
-
-    devices: int
-    wait: bool = False
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CancelRequest(Shape):
-    """Update ``cancel``: end the job for good; with `wait`, answer when none of its processes is left."""
-
-    wait: bool = False
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class OperationResult(Shape):
-    """Answer of an update: the phase at that moment, and a sentence for people."""
-
-    phase: JobPhase
-    message: str
-    checkpoint: CheckpointId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class JobEnd(Shape):
-    """Result of a job's workflow. A failed one ends with an error of the type ``job.failed`` and this as its detail.
-
-    Attributes:
-        final: checkpoint of the job directory as it was at the end.
-    """
-
-    phase: JobPhase
-    reason: str
-    step: Step
-    exit_code: int | None = None
-    final: CheckpointId | None = None
+    resizes: int = 0
 
 
 # -- control activities of a job -------------------------------------------------------------------------------

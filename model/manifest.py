@@ -38,6 +38,11 @@ class _Shape(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def _nothing(value: object) -> bool:
+    """Left out, so that a manifest without it is what it was, to the byte."""
+    return not value
+
+
 # -- the classes that a checkpoint is bound to ---------------------------------------------------------------
 
 
@@ -112,6 +117,11 @@ class RankState(_Shape):
         rendezvous_keys: keys of the rendezvous store in this rank's device dump.
         communicators: the communicators this rank is a member of.
         log_offset: length of the rank's log at the cut; a restore cuts the log there.
+        device_bytes: what its tensors took of device memory; 0 where not known.
+        peak_bytes: the most that they ever took; 0 where not known.
+        gradient_bytes: what it hands to others in a step to be reduced, at most; 0 where not known.
+        sketch: some of the ids of its device memory's chunks, always the same ones of equal chunks: ranks with a part
+            of them in common hold the same parameters.
     """
 
     rank: Count
@@ -121,6 +131,10 @@ class RankState(_Shape):
     rendezvous_keys: Count = 0
     communicators: tuple[CommunicatorState, ...] = ()
     log_offset: Count = 0
+    device_bytes: Count = Field(default=0, exclude_if=_nothing)
+    peak_bytes: Count = Field(default=0, exclude_if=_nothing)
+    gradient_bytes: Count = Field(default=0, exclude_if=_nothing)
+    sketch: tuple[str, ...] = Field(default=(), exclude_if=_nothing)
 
 
 Pack = Literal["rank", "node"]

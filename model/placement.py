@@ -16,8 +16,7 @@ from model.shape import Shape
 class Placement(Shape):
     """A job's ranks on devices, for one epoch.
 
-    Ranks are placed in contiguous groups: the ranks of a device are neighbours and devices are listed in the order
-    of their ranks, so that the ranks of a device form whole subtrees of a reduction.
+    Devices are listed in the order of their first ranks. Which ranks share one is the business of `model.splicing`.
 
     Attributes:
         epoch: the placement generation, from 1.
@@ -84,11 +83,12 @@ class Placement(Shape):
         unused = sorted(set(range(self.width)) - set(self.device_of_rank))
         if unused:
             yield Fault(f"devices[{unused[0]}]", "has no rank", "Leave out devices that are not used.")
-        if any(after < before for before, after in pairwise(self.device_of_rank)):
+        first = list(dict.fromkeys(self.device_of_rank))
+        if any(after < before for before, after in pairwise(first)):
             yield Fault(
                 "device_of_rank",
-                "is not in order, so that the ranks of a device are not neighbours",
-                "Place contiguous ranks on each device, and list devices in the order of their ranks.",
+                "is not in the order of the devices' first ranks",
+                "List devices in the order of the first rank on each.",
             )
         yield from self._group_faults()
 

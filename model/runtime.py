@@ -6,8 +6,9 @@ epoch below the highest that the node has seen of the job is refused with `Runti
 higher epoch first ends what older epochs have on the node.
 
 A move of a job, in order: `barrier` stop and finish, `checkpoint` write and commit, `transfer` and `restore` on
-the target (which leaves the ranks paused), `attend` there, `stop` at the source. A call that fails before the
-commit is followed by `barrier` resume, and the job runs on where it is.
+the target (which leaves the ranks paused), the job's `HEAD`, `attend` there, `stop` at the source. A call that fails
+before the `HEAD` has moved is followed by `barrier` resume, and the job runs on where it is. A node may be source and
+target of the same move: it restores `beside`, and is told to stop `only` the epoch that shall not be.
 """
 
 from __future__ import annotations
@@ -246,12 +247,14 @@ class CheckpointResult(Shape):
         checkpoint: the committed one, where it was asked to commit.
         stored_bytes: bytes added to the store.
         total_bytes: bytes that the parts refer to.
+        memory_bytes: of the smallest device of the job on this node; 0 where nobody knows.
     """
 
     parts: NodeParts | None = None
     checkpoint: CheckpointId | None = None
     stored_bytes: int = 0
     total_bytes: int = 0
+    memory_bytes: int = 0
     timings_ms: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -299,7 +302,12 @@ class TransferResult(Shape):
 
 @dataclass(frozen=True, slots=True)
 class RestoreInput(Shape):
-    """Make this node's part of a job from a checkpoint, and leave it paused until `attend`."""
+    """Make this node's part of a job from a checkpoint, and leave it paused until `attend`.
+
+    Attributes:
+        beside: parts of older epochs on this node are left as they are: the job is held there and goes on there
+            should this epoch not come to count. The job's `HEAD` decides, then `stop` ends the one or the other.
+    """
 
     job: JobId
     epoch: Epoch
@@ -308,6 +316,7 @@ class RestoreInput(Shape):
     placement: Placement
     checkpoint: CheckpointId
     deadline_s: float
+    beside: bool = False
 
     def __post_init__(self) -> None:
         _check_positive("deadline_s", self.deadline_s)
@@ -328,12 +337,14 @@ class StopInput(Shape):
 
     Attributes:
         grace_s: seconds between the polite signal and the other; 0 for a job whose checkpoint is committed.
+        only: this epoch, which has never counted, and not those before it: the job goes on there.
     """
 
     job: JobId
     epoch: Epoch
     reason: str
     grace_s: float = 0.0
+    only: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.grace_s < float("inf"):

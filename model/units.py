@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 _PATTERN = r"([0-9]+)\s*(?:([KMGTkmgt])[Ii]?[Bb]?|[Bb])?"
 _END = 1 << 63
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def parse_bytes(value: Any) -> Any:
@@ -44,3 +45,12 @@ Bytes = Annotated[
     ),
 ]
 """A size in bytes of at least 1; in a file also a string such as ``16GiB``."""
+
+
+def size_words(count: float) -> str:
+    """Bytes in powers of 1024: ``3.2 MiB``."""
+    for unit in _UNITS[:-1]:
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} {_UNITS[-1]}"

@@ -16,7 +16,7 @@ from math import inf
 
 import orjson
 
-from model.control import Demand
+from model.control import Demand, JobNotice
 from model.ids import DeviceId, JobId, NodeId
 from model.job_state import JobPhase
 from model.manifest import NumericsClass
@@ -50,9 +50,17 @@ class Room:
     open: list[DeviceId]
 
 
-def gang_of(demand: Demand) -> Gang:
-    """What a job needs at once: its full width, until running jobs can be resized."""
-    return Gang(demand.ranks, demand.max_width, demand.ranks_per_group)
+def gang_of(demand: Demand, width: int = 0) -> Gang:
+    """What a job needs at once, at a width; 0 for the one that it asks for."""
+    return Gang(demand.ranks, width or demand.max_width, demand.ranks_per_group)
+
+
+def widths_of(demand: Demand, unit: int, widest: int, *, placed: bool) -> tuple[int, ...]:
+    """At which widths up to `widest` a job can run: only that before anybody knows how much memory its ranks need,
+    unless it runs and can find out.
+    """
+    known = demand.widths if placed or demand.measured else ()
+    return tuple(sorted({*(width for width in known if width % unit == 0 and width < widest), widest}))
 
 
 def class_key(numerics: NumericsClass) -> bytes:
@@ -121,6 +129,16 @@ class Bridge:
             chosen += taken
         return tuple(chosen)
 
+    def after(self, notice: JobNotice, places: dict[Node, int]) -> tuple[DeviceId, ...]:
+        """All devices of a running job at other counts: of each node those that it has, then open ones."""
+        chosen: list[DeviceId] = []
+        for node in sorted(places, key=lambda node: node.order):
+            mine = [device for device in notice.devices if self.room_of.get(device) == node.name]
+            chosen += mine[: places[node]]
+            if len(mine) < places[node]:
+                chosen += self.take({node: places[node] - len(mine)})
+        return tuple(chosen)
+
     def pools(self, demand: Demand) -> tuple[str, ...]:
         """Where a job may run: nodes of its numerics class, once it has one, and of the accelerator it asks for."""
         key = None if demand.numerics is None else class_key(demand.numerics)
@@ -144,9 +162,9 @@ class Bridge:
             action = told.directive.action if told is not None else ""
             if notice.held or action in ("preempt", "lost") or notice.job in self._lost:
                 return State.STOPPING
-            if action in ("place", "migrate") or notice.phase in _STARTS:
+            if action in ("place", "migrate", "resize") or notice.phase in _STARTS:
                 return State.CHANGING
-            whole = sum(self._given[notice.job].values()) == notice.demand.max_width
+            whole = sum(self._given[notice.job].values()) == len(notice.devices)
             return State.RUNNING if notice.phase is JobPhase.RUNNING and whole else State.STOPPING
         return State.WAITING if notice.wants == "devices" and not notice.held else State.HELD
 
@@ -247,15 +265,20 @@ class Bridge:
         state, given = self.state_of(job), self._given[job.notice.job]
         if account is None and state is State.HELD:
             return None  # it comes after other jobs, and has asked for nothing yet
-        runs = gang_of(demand).runs
+        told = job.told.directive if job.told is not None else None
+        # A person's wish for more than it asked for so far is granted before the job asks for it.
+        widest = max(demand.max_width, job.notice.width, len(job.notice.devices), len(told.devices) if told else 0)
+        runs = gang_of(demand, widest).runs
+        # A process tree that is spread unevenly stays on one node.
+        unit = runs[0] if len(set(runs)) == 1 else widest
         ask = Ask(
             job.notice.job,
-            demand.max_width,
+            widest,
             CORE_TIER[demand.tier],
             self.pools(demand) or NOWHERE,
             seconds(demand.submitted_at),
-            # A process tree that is spread unevenly stays on one node.
-            unit=runs[0] if len(set(runs)) == 1 else demand.max_width,
+            widths=widths_of(demand, unit, widest, placed=bool(given)),
+            unit=unit,
             tenant=self._path(demand.tenant),
             priority=demand.priority,
         )
@@ -267,9 +290,8 @@ class Bridge:
         account = replace(until(account, demand.tier, demand.max_width, now), at=now)
         if account.promised_in and account.promised_in not in self._kinds and ask.pools != NOWHERE:
             account = replace(account, promised_in=ask.pools[0])  # the last node there is gone
-        claim = account.claim if state is State.WAITING else ()
-        told = job.told.directive if job.told is not None else None
-        moves = told is not None and told.action == "migrate"
+        claim = account.claim if state in (State.WAITING, State.RUNNING) else ()
+        moves = told is not None and told.action in ("migrate", "resize")
         return JobRecord(
             ask,
             state=_begins(was, state),
@@ -295,6 +317,8 @@ class Bridge:
         for job in [*jobs, *ended]:
             if job.state is State.STOPPING:
                 coming.update(dict(job.given))
+            elif job.target is not None:  # it shrinks, or moves away
+                coming.update(Counter(dict(job.given)) - Counter(dict(job.target)))
         owed: dict[str, list[tuple[str, int]]] = {}
         lapsed: set[str] = set()
         for job in sorted(claimed, key=lambda job: (job.reserves, job.claimed_at, job.ask.id)):

@@ -22,8 +22,7 @@ LIVE = Settings(
     again_s=COOL_DOWN_S,
     places_at_once=PLACES_AT_ONCE,
     fails_per_rank=200,  # every plan begins anew: who failed in the last one is tried again
-    moves=False,  # a job takes part in a move only when a person asked for it, or drains its node
-    move_whole=True,  # a job is not restored on a device that it has
+    move_whole=True,  # every device that it has is left behind, as a drained node has to be
 )
 """The policy's settings in a live fleet."""
 

@@ -40,6 +40,8 @@ from scheduling.state import (
     digest_of,
 )
 
+_MOVES = frozenset({"migrate", "resize"})
+_WISHES = frozenset({"move", "resize"})
 _STARTED = frozenset({JobPhase.STARTING, JobPhase.RUNNING, JobPhase.MOVING, JobPhase.RESIZING})
 
 
@@ -252,7 +254,7 @@ class _Books:
             return
         told = _unanswered(before.told, notice, self.now)
         was = before.told.directive if before.told is not None and told is None else None
-        moved = was is not None and was.action == "migrate" and set(was.devices) == set(notice.devices)
+        moved = was is not None and was.action in _MOVES and set(was.devices) == set(notice.devices)
         if notice.demand.numerics is None:
             notice = replace(notice, demand=replace(notice.demand, numerics=before.notice.demand.numerics))
         waits = notice.wants == "devices" and not notice.held and not notice.devices
@@ -263,7 +265,7 @@ class _Books:
             waiting=before.waiting if waits else "",
             answered=was.request if was and moved else before.answered,
             stuck=notice.phase is JobPhase.RUNNING and not moved
-            if was is not None and was.action == "migrate"
+            if was is not None and was.action in _MOVES
             else before.stuck and bool(notice.devices),
         )
 
@@ -354,9 +356,10 @@ def _unanswered(told: Told | None, notice: JobNotice, now: datetime) -> Told | N
             # and since this notice is newer than the one that it answers, it never will.
             starts = notice.phase in _STARTED and notice.wants == "nothing" and not notice.held
             return told if not notice.devices and starts else None
-        case "migrate":
-            under_way = notice.phase is JobPhase.MOVING or (
-                notice.wants == "move" and notice.request == directive.request
+        case "migrate" | "resize":
+            # Of the scheduler's own, as with `place`: a job that has sent a later notice does not take it up any more.
+            under_way = notice.phase in (JobPhase.MOVING, JobPhase.RESIZING) or (
+                notice.wants in _WISHES and notice.request == directive.request
             )
             return told if under_way and set(notice.devices) != set(directive.devices) else None
         case "preempt":
@@ -370,6 +373,6 @@ def _unanswered(told: Told | None, notice: JobNotice, now: datetime) -> Told | N
             late = now >= told.last_at + timedelta(seconds=TELL_AGAIN_S)
             return told if on_lost and not late else None
         case "refuse":
-            return told if notice.wants == "move" and notice.request == directive.request else None
+            return told if notice.wants in _WISHES and notice.request == directive.request else None
         case _:
             return None

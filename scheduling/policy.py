@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 
 from model.control import TELL_AGAIN, Directive, JobNotice
 from model.ids import DeviceId, JobId
-from scheduling import reasons
-from scheduling.bridge import Bridge, Room, class_key, gang_of
+from scheduling import reasons, wishes
+from scheduling.bridge import Bridge, gang_of
 from scheduling.constants import (
     ASKS_AT_ONCE,
     DRAIN_S,
@@ -32,7 +32,7 @@ from scheduling.core.planner import Planner
 from scheduling.core.settings import LENT, LEVELS, STANDARD
 from scheduling.state import ClusterState, Decision, JobState, Plan, Told
 
-DRAINS = "drain-"
+OWN = "own-"
 """Begins the request of a move that no person has asked for: its job says so while it is under way."""
 
 SOON = timedelta(milliseconds=100)
@@ -102,7 +102,7 @@ class _Round:
                 # Where some were not served yet, nobody knows what is left for moves.
                 self.looks.append(self.now + SOON)
             else:
-                self._moves()
+                self._wishes()
             if made.wake is not None:
                 self.looks.append(self.now + timedelta(seconds=max(made.wake - self.bridge.time, 0.05)))
             for job in state.jobs:
@@ -191,10 +191,11 @@ class _Round:
     # -- what the core has decided --------------------------------------------------------------------------------
 
     def _obey(self, actions: tuple[Action, ...]) -> None:
-        victims: dict[str, list[JobNotice]] = {}
+        victims: dict[str, list[tuple[JobNotice, int]]] = {}
         for action in actions:
-            if action.kind == "preempt" and action.beneficiary is not None:
-                victims.setdefault(action.beneficiary.id, []).append(self._notice(action.job))
+            if action.kind in ("preempt", "resize") and action.beneficiary is not None:
+                kept = sum(action.places.values())
+                victims.setdefault(action.beneficiary.id, []).append((self._notice(action.job), kept))
         for action in actions:
             notice = self._notice(action.job)
             if action.kind == "place":
@@ -206,38 +207,51 @@ class _Round:
                         "place",
                         reasons.placed(notice, devices, free, resumes=notice.epoch > 0),
                         devices=devices,
-                        device_of_rank=gang_of(notice.demand).device_of_rank,
+                        device_of_rank=gang_of(notice.demand, len(devices)).device_of_rank,
                         request=notice.request,
                     ),
                     devices,
                 )
+            elif action.kind in ("resize", "move"):
+                self._change(action, victims)
             elif action.kind == "preempt" and action.beneficiary is not None:
                 job = action.beneficiary
                 width, free = int(str(action.why[3])), int(str(action.why[4]))
-                text = reasons.preempted(self._notice(job), width, free, victims[job.id])
+                text = reasons.gave_way(self._notice(job), width, free, victims[job.id])
                 self._decide(notice.job, self._directive("preempt", text), beneficiary=JobId(job.id))
             elif action.kind == "preempt":
                 room, free = self.bridge.rooms[str(action.why[1])], int(str(action.why[-1]))
                 self._decide(notice.job, self._directive("preempt", reasons.drained(notice, room.node, free)))
-            elif action.kind == "move":
-                self._leave(notice, action)
-            else:  # no job has several widths yet
-                raise AssertionError(f"Nobody can {action.kind} {notice.job} yet.")
 
-    def _leave(self, notice: JobNotice, action: Action) -> None:
-        """Moves a job off a node; one whose move has just failed stops with a checkpoint instead."""
-        room = self.bridge.rooms[str(action.why[1])]
-        if self.bridge.jobs[notice.job].stuck:
-            return self._decide(notice.job, self._directive("preempt", reasons.not_moved(notice, room.node)))
-        devices = self.bridge.take(action.places)
+    def _change(self, action: Action, victims: dict[str, list[tuple[JobNotice, int]]]) -> None:
+        """Another width or another place for a running job; one that could not be changed just now stops instead."""
+        notice, code, beneficiary = self._notice(action.job), action.why[0], action.beneficiary
+        stuck = self.bridge.jobs[notice.job].stuck
+        devices = self.bridge.after(notice, action.places)
+        if code == "drains":
+            node = self.bridge.rooms[str(action.why[1])].node
+            if stuck:
+                return self._decide(notice.job, self._directive("preempt", reasons.not_moved(notice, node)))
+            reason = reasons.leaves(notice, node, devices)
+        elif beneficiary is not None and action.kind == "resize":
+            other = self._notice(beneficiary)
+            width, free = int(str(action.why[3])), int(str(action.why[4]))
+            if stuck:
+                text = reasons.gave_way(other, width, free, [(notice, 0)])
+                return self._decide(notice.job, self._directive("preempt", text), beneficiary=other.job)
+            reason = reasons.gave_way(other, width, free, victims[beneficiary.id])
+        elif beneficiary is not None:
+            reason = reasons.makes_room(notice, devices, self._notice(beneficiary))
+        else:
+            reason = reasons.grown(notice, devices, held=code == "held")
         directive = self._directive(
-            "migrate",
-            reasons.leaves(notice, room.node, devices),
+            "resize" if len(devices) != len(notice.devices) else "migrate",
+            reason,
             devices=devices,
-            device_of_rank=gang_of(notice.demand).device_of_rank,
-            request=f"{DRAINS}{self.state.tick}",
+            device_of_rank=gang_of(notice.demand, len(devices)).device_of_rank,
+            request=f"{OWN}{self.state.tick}",
         )
-        return self._decide(notice.job, directive, devices)
+        return self._decide(notice.job, directive, devices, JobId(beneficiary.id) if beneficiary is not None else None)
 
     # -- why it waits ---------------------------------------------------------------------------------------------
 
@@ -250,7 +264,7 @@ class _Round:
         if not size.fits:
             return reasons.never(demand, known.ranks, size.total, size.most)
         if known.claim:
-            return reasons.claimed(known.ranks, known.ranks - known.missing, self._givers(known))
+            return reasons.claimed(known.ranks, known.ranks - known.missing, *self._givers(known))
         about = self._surroundings(known)
         if known.not_before > self.bridge.time and about.free >= known.ranks:
             return reasons.cooling(known.not_before - self.bridge.time)
@@ -333,67 +347,28 @@ class _Round:
             )
         return found
 
-    def _givers(self, job: Job) -> list[JobNotice]:
-        """Jobs that are giving up devices that this one is owed."""
+    def _givers(self, job: Job) -> tuple[list[JobNotice], list[JobNotice]]:
+        """Jobs that are giving up all devices, or some, that this one is owed."""
         found = dict.fromkeys(other for node in job.claim if node.owed.get(job) for other in node.jobs)
-        return self._notices(sorted(found, key=lambda other: other.id), State.STOPPING)
+        givers = sorted(found, key=lambda other: other.id)
+        shrinking = [other for other in givers if other.target is not None]
+        return self._notices(givers, State.STOPPING), self._notices(shrinking, State.CHANGING)
 
-    # -- persons' moves -------------------------------------------------------------------------------------------
+    # -- persons' wishes ------------------------------------------------------------------------------------------
 
-    def _moves(self) -> None:
-        book = self.bridge.book
-        wanted = [
-            job
-            for job in self.state.jobs
-            if job.notice.wants == "move" and job.told is None and not job.notice.request.startswith(DRAINS)
-        ]
+    def _wishes(self) -> None:
+        """Answers who wants to be moved or resized."""
+        wanted = [job for job in self.state.jobs if wishes.unanswered(job) and job.notice.job not in self.decisions]
         for job in sorted(wanted, key=lambda job: (job.notice.demand.submitted_at, job.notice.job)):
-            done = job.notice.request == job.answered != ""
-            known = book.jobs.get(job.notice.job)
-            if job.notice.job not in self.decisions and not done:
-                self._answer(job, known)
-
-    def _answer(self, job: JobState, known: Job | None) -> None:
-        notice, bridge = job.notice, self.bridge
-        name = notice.move_to or ""
-        node = bridge.alive.get(name) or bridge.alive.get(name.rpartition("@")[0])
-        width = len(notice.devices)
-        if node is None:
-            return self._refuse(job, reasons.unknown_node(name, bridge.alive))
-        if known is None or known.state is not State.RUNNING:
-            return self._refuse(job, reasons.nothing_to_move(notice))
-        if all(device.node == node.node for device in notice.devices):
-            return self._refuse(job, reasons.already_there(name))
-        demand = notice.demand
-        if demand.numerics is not None and class_key(demand.numerics) != class_key(node.numerics):
-            return self._refuse(job, reasons.node_unsuitable(name, "its numerics class is another"))
-        there = [room for room in bridge.rooms.values() if room.node == node.node and room.pool in known.ask.pools]
-        if not there:
-            return self._refuse(job, reasons.node_unsuitable(name, f"it has no {demand.accelerator or 'device'}"))
-        if node.node.name in bridge.cordoned:
-            return self._refuse(job, reasons.cordoned(name))
-
-        def free_in(room: Room) -> int:
-            return bridge.book.nodes[room.name].free if node.node not in bridge.closed else 0
-
-        best = max(there, key=free_in)
-        free = free_in(best)
-        if free < width:
-            return self._refuse(job, reasons.node_full(name, width, free))
-        target = {bridge.book.nodes[best.name]: width}
-        bridge.book.give(known, target, bridge.time, target=target)
-        devices = bridge.take(target)
-        directive = self._directive(
-            "migrate",
-            reasons.moved(notice, node.node, width, free),
-            devices=devices,
-            device_of_rank=gang_of(demand).device_of_rank,
-            request=notice.request,
-        )
-        return self._decide(notice.job, directive, devices)
-
-    def _refuse(self, job: JobState, reason: str) -> None:
-        self._decide(job.notice.job, self._directive("refuse", reason, request=job.notice.request))
+            notice = job.notice
+            if notice.request.startswith(OWN):
+                continue
+            found = wishes.answer(self.bridge, notice)
+            placed = gang_of(notice.demand, len(found.devices)).device_of_rank if found.devices else ()
+            directive = self._directive(
+                found.action, found.reason, devices=found.devices, device_of_rank=placed, request=notice.request
+            )
+            self._decide(notice.job, directive, found.devices)
 
     # -- helpers --------------------------------------------------------------------------------------------------
 

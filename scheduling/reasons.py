@@ -42,10 +42,28 @@ def admitted(notice: JobNotice) -> str:
     return f"{100 * level:.0f} % of its device time is promised to {job_name(notice)} in every hour from now on."
 
 
-def preempted(notice: JobNotice, width: int, free: int, victims: Sequence[JobNotice]) -> str:
-    """Why jobs are preempted, told to each of them."""
-    taken = listed(f"{job_name(victim)} ({where(victim.devices)})" for victim in victims)
-    return f"{job_name(notice)} needs {devices(width)}, {are(free)} free: preempts {taken}."
+def gave_way(notice: JobNotice, width: int, free: int, victims: Sequence[tuple[JobNotice, int]]) -> str:
+    """Why jobs are preempted or shrunk, told to each of them. `victims`: with how many devices each keeps."""
+    stopped = [f"{job_name(victim)} ({where(victim.devices)})" for victim, kept in victims if not kept]
+    shrunk = [f"{job_name(victim)} from {len(victim.devices)} to {devices(kept)}" for victim, kept in victims if kept]
+    done = [f"{verb} {listed(jobs)}" for verb, jobs in (("shrinks", shrunk), ("preempts", stopped)) if jobs]
+    return f"{job_name(notice)} needs {devices(width)}, {are(free)} free: {' and '.join(done)}."
+
+
+def grown(notice: JobNotice, on: Sequence[DeviceId], *, held: bool) -> str:
+    """Why a job gets more devices."""
+    why = "they were freed for it" if held else "nobody who waits can use what is idle"
+    return f"{job_name(notice)} grows from {len(notice.devices)} to {where(on)}: {why}."
+
+
+def resized(notice: JobNotice, on: Sequence[DeviceId]) -> str:
+    """A person's resize."""
+    return f"A person resizes {job_name(notice)} from {len(notice.devices)} devices to {where(on)}."
+
+
+def makes_room(notice: JobNotice, on: Sequence[DeviceId], other: JobNotice) -> str:
+    """Why a job is moved for another one."""
+    return f"{job_name(other)} needs devices side by side: {job_name(notice)} moves to {where(on)}."
 
 
 def drained(notice: JobNotice, node: NodeId, free: int) -> str:
@@ -59,8 +77,9 @@ def drained(notice: JobNotice, node: NodeId, free: int) -> str:
 
 
 def leaves(notice: JobNotice, node: NodeId, on: Sequence[DeviceId]) -> str:
-    """Why a job moves off a node that a person drains."""
-    return f"A person drains {node.name}: {job_name(notice)} moves to {where(on)}."
+    """Why a job moves off a node that a person drains, or keeps only what it has elsewhere."""
+    what = "moves to" if len(on) == len(notice.devices) else "shrinks to"
+    return f"A person drains {node.name}: {job_name(notice)} {what} {where(on)}."
 
 
 def not_moved(notice: JobNotice, node: NodeId) -> str:
@@ -118,8 +137,19 @@ def already_there(name: str) -> str:
 
 
 def nothing_to_move(notice: JobNotice) -> str:
-    """A move of a job that holds no devices."""
-    return f"The job is {notice.phase} and holds no devices; it can be moved while it runs."
+    """A move or a resize of a job that holds no devices, or is under way already."""
+    holds = "is under way already" if notice.devices else "holds no devices"
+    return f"The job is {notice.phase} and {holds}; it can be moved and resized while it runs."
+
+
+def that_wide(width: int) -> str:
+    """A resize to the width that a job has."""
+    return f"The job runs on {devices(width)} already."
+
+
+def no_room(extra: int, free: int) -> str:
+    """A resize to more devices than are free."""
+    return f"It needs {devices(extra)} more, and {are(free)} free that it can use."
 
 
 # -- waiting ---------------------------------------------------------------------------------------------------
@@ -199,11 +229,11 @@ def _unpromised(level: float) -> str:
     return f"its {100 * level:.0f} % is not promised yet"
 
 
-def claimed(width: int, free: int, givers: Sequence[JobNotice]) -> str:
-    """Others are giving theirs up."""
-    if not givers:
-        return f"{free} of {devices(width)} free; waits for the processes of an ended job to be gone"
-    return f"{free} of {devices(width)} free; waits for {_givers(givers)} to stop"
+def claimed(width: int, free: int, stopping: Sequence[JobNotice], shrinking: Sequence[JobNotice] = ()) -> str:
+    """Others are giving theirs up, or some of them."""
+    waits = [f"{_givers(jobs)} to {what}" for what, jobs in (("stop", stopping), ("shrink", shrinking)) if jobs]
+    for_whom = " and ".join(waits) or "the processes of an ended job to be gone"
+    return f"{free} of {devices(width)} free; waits for {for_whom}"
 
 
 def _givers(notices: Sequence[JobNotice]) -> str:

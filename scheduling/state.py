@@ -206,9 +206,9 @@ class JobState(Shape):
         told: what it has not answered yet.
         account: what the policy remembers of it; None before the first plan with it.
         waiting: the reason for waiting that it was told last, and when.
-        answered: the request to move that was done last; its notice may still name it for a moment.
+        answered: the request to move or resize that was done last; its notice may still name it for a moment.
         promised: the time of its admission that it was told.
-        stuck: it was told to move, and has come to run on where it was.
+        stuck: it was told to move or to be resized, and has come to run on where it was.
     """
 
     notice: JobNotice

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     from infra.settings import Settings
     from model.cluster import ClusterView
-    from model.control import DecisionView, JobView, OperationResult
+    from model.control import DecisionView, JobView
     from model.job_spec import JobSpec
     from model.records import NodeRecord
+    from model.requests import OperationResult
     from proxy_runtime.storage.fleet import FleetStore
 
 T = TypeVar("T")
@@ -205,7 +206,7 @@ class Fleet:
         )
         from temporalio.service import RPCError
 
-        from model.control import OperationResult
+        from model.requests import OperationResult
 
         handle = await self.handle(job)
         accepted = WorkflowUpdateStage.ACCEPTED

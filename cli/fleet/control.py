@@ -1,4 +1,4 @@
-"""`ergo preempt`, `resume`, `checkpoint`, `migrate` and `cancel`: requests to a job's workflow."""
+"""`ergo preempt`, `resume`, `checkpoint`, `migrate`, `resize` and `cancel`: requests to a job's workflow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from model.names import Update
 
 if TYPE_CHECKING:
     from cli.fleet.client import Fleet
-    from model.control import OperationResult
+    from model.requests import OperationResult
 
 _LOOK_S = 0.5
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the job's events.")]
@@ -25,40 +25,56 @@ def register(app: typer.Typer) -> None:
     app.command("resume", short_help="Let a preempted job go on.")(resume)
     app.command("checkpoint", short_help="Checkpoint a job, which runs on.")(checkpoint)
     app.command("migrate", short_help="Move a running job to another node.")(migrate)
+    app.command("resize", short_help="Run a job on fewer or more devices.")(resize)
     app.command("cancel", short_help="End a job for good.")(cancel)
 
 
 def preempt(job: LiveJob, wait: Wait = False, reason: Reason = "") -> None:
     """Checkpoints JOB, ends its processes and gives up its devices. It stays stopped until `ergo resume`."""
-    from model.control import PreemptRequest
+    from model.requests import PreemptRequest
 
     _ask(job, Update.PREEMPT, PreemptRequest(wait=wait, reason=reason), wait=wait)
 
 
 def resume(job: LiveJob, wait: Wait = False, reason: Reason = "") -> None:
     """Lets JOB go on from where it was stopped, as soon as there are devices. With --wait: until it runs."""
-    from model.control import ResumeRequest
+    from model.requests import ResumeRequest
 
     _ask(job, Update.RESUME, ResumeRequest(wait=wait, reason=reason), wait=wait)
 
 
 def checkpoint(job: LiveJob, wait: Wait = False, reason: Reason = "") -> None:
     """Takes a checkpoint of JOB, which runs on meanwhile. With --wait: until it is committed."""
-    from model.control import CheckpointRequest
+    from model.requests import CheckpointRequest
 
     _ask(job, Update.CHECKPOINT, CheckpointRequest(wait=wait, reason=reason), wait=wait)
 
 
 def migrate(job: LiveJob, to: WithNode, wait: Wait = False, reason: Reason = "") -> None:
     """Moves JOB to NODE while it runs; if that fails, it runs on where it is. With --wait: until it runs there."""
-    from model.control import MigrateRequest
+    from model.requests import MigrateRequest
 
     _ask(job, Update.MIGRATE, MigrateRequest(to=to, wait=wait, reason=reason), wait=wait, node=to)
 
 
+def resize(
+    job: LiveJob,
+    devices: Annotated[int, typer.Option("--devices", metavar="K", help="On how many; K divides the number of ranks.")],
+    wait: Wait = False,
+    reason: Reason = "",
+) -> None:
+    """Has JOB go on on K devices while it runs: on fewer, several of its ranks share one; its numbers stay the same.
+
+    It asks for K devices from then on. If that fails, it runs on as it did. With --wait: until it runs on K.
+    """
+    from model.requests import ResizeRequest
+
+    _ask(job, Update.RESIZE, ResizeRequest(devices=devices, wait=wait, reason=reason), wait=wait)
+
+
 def cancel(job: LiveJob, wait: Wait = False, reason: Reason = "") -> None:
     """Ends JOB and everything that belongs to it. With --wait: until none of its processes is left."""
-    from model.control import CancelRequest
+    from model.requests import CancelRequest
 
     _ask(job, Update.CANCEL, CancelRequest(wait=wait, reason=reason), wait=wait)
 
@@ -84,8 +100,8 @@ async def _until_running(fleet: Fleet, job: str, answer: OperationResult) -> Ope
     import asyncio
 
     from cli.fleet.client import NoAnswer
-    from model.control import OperationResult
     from model.job_state import JobPhase
+    from model.requests import OperationResult
 
     held = False
     while answer.phase is not JobPhase.RUNNING and not answer.phase.ended and not held:

@@ -176,6 +176,7 @@ async def overview(fleet: Fleet) -> Overview:
 def nodes_table(seen: Overview) -> Table:
     """A line a device; what is said of a node is said once."""
     from cli.fleet import words
+    from model.units import size_words
 
     colours = {"alive": "green", "silent": "yellow", "lost": "red", "left": "dim"}
     made = words.table("NODE", "STATE", "LEASE", "DEVICE", "ACCELERATOR", "MEMORY", "JOB", right=("LEASE", "MEMORY"))
@@ -199,7 +200,7 @@ def nodes_table(seen: Overview) -> Table:
                 *(head if index == 0 else ("", "", "")),
                 "/".join(device.id.path),
                 device.accelerator,
-                words.size(device.memory_bytes) if device.memory_bytes else "",
+                size_words(device.memory_bytes) if device.memory_bytes else "",
                 ", ".join(jobs) or ("free" if state == "alive" and not seen.order(node) else ""),
             )
     return made

@@ -205,7 +205,8 @@ def _print(view: JobView, nodes: Sequence[NodeRecord], status: str, address: str
         f"{words.clock(view.submitted_at)} UTC, {words.duration((now - view.submitted_at).total_seconds())} ago",
     )
     fact("GPU fraction", None if view.gpu_fraction is None else f"{view.gpu_fraction:.1%}")
-    fact("stopped, moved, recovered", f"{view.preemptions}, {view.moves}, {view.recoveries} times")
+    counts = (view.preemptions, view.moves, view.resizes, view.recoveries)
+    fact("stopped, moved, resized, recovered", f"{', '.join(map(str, counts))} times")
     fact("events to publish", str(view.unpublished_events) if view.unpublished_events else None)
     fact("Temporal UI", address)
     print_table(facts)
@@ -232,6 +233,7 @@ def _decisions(decisions: Sequence[DecisionView]) -> Table:
 
 def _checkpoints(view: JobView) -> Table:
     from cli.fleet import words
+    from model.units import size_words
 
     made = words.table(
         "TIME (UTC)", "CHECKPOINT", "KIND", "STEP", "STORED", "OF", "STOPPED FOR",
@@ -243,8 +245,8 @@ def _checkpoints(view: JobView) -> Table:
             checkpoint.id,
             checkpoint.kind,
             str(checkpoint.step),
-            words.size(checkpoint.stored_bytes),
-            words.size(checkpoint.total_bytes),
+            size_words(checkpoint.stored_bytes),
+            size_words(checkpoint.total_bytes),
             words.milliseconds(checkpoint.stopped_ms),
         )
     return made

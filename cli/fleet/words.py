@@ -25,7 +25,6 @@ _COLOURS = {
 }
 _TIERS = {"premium": "bold", "standard": "", "basic": "dim"}
 _SENTENCE = 24  # columns: a narrower one tears words apart
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def table(*headings: str, right: tuple[str, ...] = (), fold: tuple[str, ...] = ()) -> Table:
@@ -74,15 +73,6 @@ def age(seconds: float) -> str:
 def milliseconds(value: float) -> str:
     """``840 ms`` or ``2.31 s``."""
     return f"{value:.0f} ms" if value < 1000 else f"{value / 1000:.2f} s"
-
-
-def size(count: float) -> str:
-    """Bytes in powers of 1024: ``3.2 MiB``."""
-    for unit in _UNITS[:-1]:
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} {_UNITS[-1]}"
 
 
 def clock(time: datetime) -> str:

@@ -67,6 +67,10 @@ class TreeBuilder:
                 self._entries[parent] = TreeEntry(path=parent, kind="directory", mode=0o755)
         self._entries[entry.path] = entry
 
+    def get(self, path: str) -> TreeEntry | None:
+        """An entry that was added."""
+        return self._entries.get(path)
+
     def build(self) -> Tree:
         """The tree.
 

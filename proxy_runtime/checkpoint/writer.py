@@ -23,8 +23,11 @@ from proxy_runtime.checkpoint.chunking import SEGMENT
 from proxy_runtime.checkpoint.chunkwriter import ChunkWriter, Compression
 from proxy_runtime.checkpoint.errors import UNSUPPORTED, CheckpointError, FencedError, from_os_error
 from proxy_runtime.checkpoint.layout import Layout
-from proxy_runtime.checkpoint.merkle import pack_refs
+from proxy_runtime.checkpoint.merkle import CHUNK_REF, ZERO_ID, pack_refs
 from proxy_runtime.checkpoint.parts import Part, TreeBuilder, entry_of
+
+SKETCH = 32
+"""Ids of chunks in a sketch: enough to tell a quarter in common from a few constants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,18 @@ class CheckpointWriter:
             digest = self._layout.hasher.file(entry.size, packed) if entry.kind == "file" else None
             update = {"digest": digest, "chunks": base64.b64encode(packed).decode()}
             self._add(part, entry.model_copy(update=update))
+
+    def sketch(self, part: Part, name: str, size: int = SKETCH) -> tuple[str, ...]:
+        """The lowest ids of a file's chunks, shortened; zeros are none. Two files that have much in common have the
+        more of them in common, whatever is beside that. Empty for a file that was not added.
+        """
+        with self._lock:
+            entry = self._trees[part].get(name) if part in self._trees else None
+        if entry is None:
+            return ()
+        refs = base64.b64decode(entry.chunks)
+        ids = {chunk for chunk, _ in CHUNK_REF.iter_unpack(refs)} - {ZERO_ID}
+        return tuple(one[:8].hex() for one in sorted(ids)[:size])
 
     def commit(self, header: ManifestHeader) -> CheckpointId:
         """Makes the checkpoint durable and the job's HEAD point to it.

@@ -37,7 +37,7 @@ class Cutter:
 
     Attributes:
         counts: per local rank what its proxy has reported: `step`, `comms` (sequence -> `contributed`, `completed`,
-            `members`); as of `stop`, then of `finish`.
+            `members`); as of `stop`, then of `finish`; `memory` as of `stop`.
     """
 
     def __init__(self, generation: Generation, tool: Criu, scratch: Path, report: CutReport) -> None:
@@ -70,6 +70,9 @@ class Cutter:
         self.counts = {}
         for reply in replies:
             self.counts.update({int(rank): value for rank, value in reply["ranks"].items()})
+        for reply in in_parallel([lambda proxy=proxy: proxy.stats(deadline_s=deadline_s) for proxy in proxies]):
+            for rank, memory in reply["ranks"].items():
+                self.counts.setdefault(int(rank), {})["memory"] = memory
         ranks = self._generation.ranks
         self._report.steps = [self.counts.get(rank.rank, {}).get("step", 0) for rank in ranks]
 

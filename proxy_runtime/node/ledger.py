@@ -54,10 +54,19 @@ class PartRecord(Shape):
 
 @dataclass(frozen=True, slots=True)
 class Epochs(Shape):
-    """What is known of a job's epochs: the highest one seen, and the one up to which everything is ended."""
+    """What is known of a job's epochs: the highest one seen, and the one up to which everything is ended.
+
+    Attributes:
+        void: epochs above `stopped` that never came to count, and never will.
+    """
 
     seen: Epoch = field(default_factory=lambda: Epoch(0))
     stopped: Epoch = field(default_factory=lambda: Epoch(0))
+    void: tuple[Epoch, ...] = ()
+
+    def over(self, epoch: Epoch) -> bool:
+        """Whether nothing of this epoch may start any more."""
+        return epoch <= self.stopped or epoch in self.void
 
 
 class Ledger:
@@ -88,7 +97,15 @@ class Ledger:
         with self._lock:
             known = self._read(job)
             if epoch > known.stopped:
-                self._write(job, Epochs(seen=max(known.seen, epoch), stopped=epoch))
+                void = tuple(other for other in known.void if other > epoch)
+                self._write(job, Epochs(seen=max(known.seen, epoch), stopped=epoch, void=void))
+
+    def note_void(self, job: JobId, epoch: Epoch) -> None:
+        """Remembers that nothing of this one epoch may start any more; those before it go on."""
+        with self._lock:
+            known = self._read(job)
+            if not known.over(epoch):
+                self._write(job, replace(known, void=(*known.void, epoch)))
 
     def forget_epochs(self) -> None:
         """Another incarnation begins: what was stopped on the one before says nothing."""
@@ -139,8 +156,14 @@ class Ledger:
         return self._known[job]
 
     def _write(self, job: JobId, epochs: Epochs) -> None:
-        _replace(self._epochs / job, orjson.dumps({"seen": int(epochs.seen), "stopped": int(epochs.stopped)}))
+        _replace(self._epochs / job, orjson.dumps(_plain(epochs)))
         self._known[job] = epochs
+
+
+def _plain(epochs: Epochs) -> dict[str, object]:
+    """Without what an agent of an older build does not know, where that says nothing."""
+    found: dict[str, object] = {"seen": int(epochs.seen), "stopped": int(epochs.stopped)}
+    return {**found, "void": [int(epoch) for epoch in epochs.void]} if epochs.void else found
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -129,7 +129,7 @@ class Part:
     def _aftermath(self) -> AttendResult:
         """The shim is gone: ended by us, or with a result on disk, or lost."""
         result = None if self.ended else self.client.result()
-        if self.ended or self._ledger.epochs(self.job).stopped >= self.epoch:
+        if self.ended or self._ledger.epochs(self.job).over(self.epoch):
             return AttendResult(Outcome.STOPPED, self._progress)
         return result or AttendResult(Outcome.LOST, self._progress)
 

@@ -95,6 +95,7 @@ class LocalNodeRuntime:
         self._python = python
         self.storage = Storage(fleet, directory / "store")
         names = tuple("/".join(device.id.path) for device in devices)
+        self._memory = {device.id: device.memory_bytes for device in devices}
         self._profile = NodeProfile(node, names, device_kind, threads, directory / "store", host)
         self._volumes = BaseVolumes(directory, self.storage.materialize)
         self._ledger = Ledger(directory)
@@ -113,7 +114,7 @@ class LocalNodeRuntime:
         job, epoch = request.job, request.epoch
         with translated():
             part = self.parts.get(job, epoch)
-            if self._ledger.epochs(job).stopped >= epoch and (part is None or part.ended):
+            if self._ledger.epochs(job).over(epoch) and (part is None or part.ended):
                 return AttendResult(Outcome.STOPPED, part.progress if part else _NOTHING)
             if part is None or not part.record.started:
                 self._admit(job, epoch)
@@ -122,7 +123,7 @@ class LocalNodeRuntime:
                 try:
                     part = self._calls.run(("start", job, epoch), lambda: self._start(request))
                 except ErgoError:
-                    if self._ledger.epochs(job).stopped >= epoch:
+                    if self._ledger.epochs(job).over(epoch):
                         return AttendResult(Outcome.STOPPED, _NOTHING)
                     raise
             elif request.start == "restored" and part.client.alive:
@@ -167,7 +168,10 @@ class LocalNodeRuntime:
         """Restores the node's part of a job, paused."""
         job, epoch = request.job, request.epoch
         with translated():
-            self._admit(job, epoch)
+            if request.beside:
+                self._require_current(job, epoch)
+            else:
+                self._admit(job, epoch)
             part = self.parts.get(job, epoch)
             if part is not None and part.record.started and part.client.alive:
                 return RestoreResult(part.record.restored)  # before the agent was started again
@@ -178,8 +182,11 @@ class LocalNodeRuntime:
         job, epoch = request.job, request.epoch
         with translated():
             before = self.parts.get(job, epoch)
-            self._ledger.note_stopped(job, epoch)
-            self._end_up_to(job, epoch, request.grace_s, request.reason)
+            if request.only:
+                self._ledger.note_void(job, epoch)
+            else:
+                self._ledger.note_stopped(job, epoch)
+            self._end_up_to(job, epoch, request.grace_s, request.reason, only=request.only)
             return StopResult(epoch, before.progress if before else None)
 
     # ------------------------------------------------------------------ what an agent asks
@@ -263,13 +270,16 @@ class LocalNodeRuntime:
             self._ledger.note_stopped(job, last)
             self._end_up_to(job, last, 0.0, f"Epoch {epoch} of the job counts.")
 
-    def _end_up_to(self, job: JobId, epoch: Epoch, grace_s: float, reason: str) -> None:
+    def _end_up_to(self, job: JobId, epoch: Epoch, grace_s: float, reason: str, *, only: bool = False) -> None:
+        def meant(other: Epoch) -> bool:
+            return other == epoch or (other < epoch and not only)
+
         with self._locks[job]:
             for part in self.parts.of_job(job):
-                if part.epoch <= epoch:
+                if meant(part.epoch):
                     _log.info("ends a part", job=str(job), epoch=int(part.epoch), reason=reason)
                     self.parts.end(part, grace_s)
-        self._calls.forget(lambda key: key[1] == job and key[2] <= epoch)
+        self._calls.forget(lambda key: key[1] == job and meant(key[2]))
 
     # ------------------------------------------------------------------ starting
 
@@ -328,7 +338,7 @@ class LocalNodeRuntime:
             known = self._ledger.epochs(job)
             if known.seen > epoch:
                 raise fenced(job, epoch, known.seen)
-            if known.stopped >= epoch:
+            if known.over(epoch):
                 raise unknown(job, epoch, self.node)
             part = self.parts.get(job, epoch)
             if part is not None and not part.client.alive:
@@ -357,7 +367,7 @@ class LocalNodeRuntime:
             part.client.go()
 
     def _stopped(self, part: Part) -> bool:
-        return part.ended or self._ledger.epochs(part.job).stopped >= part.epoch
+        return part.ended or self._ledger.epochs(part.job).over(part.epoch)
 
     @contextmanager
     def _ended_on_error(self, part: Part) -> Iterator[Part]:
@@ -389,6 +399,9 @@ class LocalNodeRuntime:
             parts=pushed,
             stored_bytes=written.stored_bytes,
             total_bytes=written.total_bytes,
+            memory_bytes=min(
+                self._memory[device] for device in part.record.placement.devices if device in self._memory
+            ),
             timings_ms={**written.timings_ms, **clock.laps},
         )
 

@@ -63,6 +63,7 @@ def rank_states(generation: Generation, counts: dict[int, dict[str, Any]]) -> tu
 
 def _rank_state(generation: Generation, rank: Rank, counts: dict[str, Any]) -> RankState:
     log = generation.layout.log(rank.rank)
+    memory = counts.get("memory", {})
     return RankState(
         rank=rank.rank,
         step=Step(max(counts.get("step", 0), rank.step)),
@@ -75,6 +76,9 @@ def _rank_state(generation: Generation, rank: Rank, counts: dict[str, Any]) -> R
             for name, comm in counts.get("comms", {}).items()
         ),
         log_offset=log.stat().st_size if log.exists() else 0,
+        device_bytes=memory.get("bytes", 0),
+        peak_bytes=memory.get("peak_bytes", 0),
+        gradient_bytes=memory.get("gradient_bytes", 0),
     )
 
 

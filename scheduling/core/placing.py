@@ -42,6 +42,17 @@ def find_more(pool: Pool, job: Job, extra: int) -> Places | None:
     return _spread(pool, extra, job.unit, found) if found else find(pool, extra, job.unit)
 
 
+def fewer(job: Job, width: int) -> Places:
+    """What a job keeps of its devices at a smaller width: on as few nodes as possible."""
+    kept: Places = {}
+    for node in sorted(job.given, key=lambda node: (node.closed, -job.given[node], node.order)):
+        part = min(job.given[node], width)
+        if part:
+            kept[node] = part
+            width -= part
+    return kept
+
+
 def find_elsewhere(pool: Pool, job: Job, width: int) -> Places | None:
     """One node that takes the whole job at `width`, where its own has no room for it."""
     if width > pool.size:

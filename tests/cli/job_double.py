@@ -8,18 +8,17 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from model.control import (
+    from model.control import DecisionView, JobView
+    from model.job_spec import JobSpec
+    from model.job_state import JobPhase
+    from model.requests import (
         CancelRequest,
         CheckpointRequest,
-        DecisionView,
-        JobView,
         MigrateRequest,
         OperationResult,
         PreemptRequest,
         ResumeRequest,
     )
-    from model.job_spec import JobSpec
-    from model.job_state import JobPhase
 
 
 @workflow.defn(name="Job")

@@ -262,8 +262,3 @@ def test_lines_of_logs():
 )
 def test_durations(seconds, text):
     assert words.duration(seconds) == text
-
-
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")])
-def test_sizes(count, text):
-    assert words.size(count) == text

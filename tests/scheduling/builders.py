@@ -53,6 +53,8 @@ def demand(name, ranks=2, tier="basic", *, priority=0, group=1, numerics=None, a
         T0 + timedelta(seconds=after),
         accelerator,
         numerics,
+        widths.get("widths", ()),
+        widths.get("measured", False),
     )
 
 
@@ -64,7 +66,18 @@ def notice(name, ranks=2, tier="basic", *, number=1, run="", **fields) -> JobNot
     return JobNotice(job=JobId(name), number=number, workflow_run=run or f"run-{name}", demand=made, **values)
 
 
-_DEMAND = {"priority", "group", "numerics", "accelerator", "after", "min_width", "max_width", "tenant"}
+_DEMAND = {
+    "priority",
+    "group",
+    "numerics",
+    "accelerator",
+    "after",
+    "min_width",
+    "max_width",
+    "tenant",
+    "widths",
+    "measured",
+}
 
 
 class Cluster:
@@ -116,6 +129,17 @@ class Cluster:
             self.next(name, phase=JobPhase.RUNNING, devices=told.directive.devices, wants="nothing", epoch=epoch),
             after=after,
         )
+
+    def resize(self, name: str, after: float = 0.0):
+        """The job takes up the width that it was told, says that it does, and then that it runs so."""
+        told = self.job(name).told
+        assert told is not None and told.directive.action in ("resize", "migrate"), told
+        epoch = Epoch(self.job(name).notice.epoch + 1)
+        phase = JobPhase.RESIZING if told.directive.action == "resize" else JobPhase.MOVING
+        assert not self.tell(self.next(name, phase=phase, wants="nothing", request="", width=0, move_to=None))
+        assert self.job(name).told is not None
+        devices = told.directive.devices
+        return self.tell(self.next(name, phase=JobPhase.RUNNING, devices=devices, epoch=epoch), after=after)
 
     def stop(self, name: str, after: float = 0.0):
         """The job gives its devices up, and wants some again."""

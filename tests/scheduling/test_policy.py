@@ -311,7 +311,7 @@ def test_a_move_of_a_job_that_holds_nothing_is_refused():
     cluster = two_nodes()
     cluster.tell(notice("gpt", 8))
     assert move(cluster, "gpt", "node-2").reason == (
-        "The job is queued and holds no devices; it can be moved while it runs."
+        "The job is queued and holds no devices; it can be moved and resized while it runs."
     )
 
 

@@ -21,6 +21,7 @@ from model.runtime import (
     Outcome,
     RuntimeCode,
 )
+from model.splicing import parallelism
 from workflows.job import parts
 from workflows.job.calls import each, every, on_node
 from workflows.job.core import Job
@@ -149,6 +150,7 @@ async def _take(
     whole = tuple(result.parts for result in written if result.parts is not None)
     commit = await _commit(job, first_node(placement), cut, kind, whole)
     clock.lap("commit")
+    _learn(job, whole, written)
     if commit.checkpoint is None:
         raise OperationFailed("The commit named no checkpoint.", code="job.commit")
     live_ms = _live_stop_ms(written)
@@ -163,6 +165,17 @@ async def _take(
     )
     job.committed(view, _ms(began, workflow.now()))
     return CutResult(view, stopped_at, clock.parts_ms)
+
+
+def _learn(job: Job, whole: tuple[NodeParts, ...], written: list[CheckpointResult]) -> None:
+    """Keeps what the cut has found of which ranks may share a device, and how much that takes."""
+    states = [state for parts in whole for state in parts.states]
+    if len(states) != job.spec.world_size:
+        return
+    first = job.state.parallelism is None
+    job.state.parallelism = parallelism(states)
+    job.state.memory_bytes = min((result.memory_bytes for result in written), default=0)
+    job.dirty = job.dirty or (first and job.spec.world_size > 1 and workflow.patched("widths"))
 
 
 async def final(job: Job, nodes: tuple[NodeId, ...]) -> str:

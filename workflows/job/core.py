@@ -13,14 +13,21 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
 from events.types import CheckpointCommittedData, DecisionData, JobPhaseChangedData, PlacementData
-from model.control import CheckpointView, DecisionView, Directive, OperationResult, TransitionView
+from model.control import (
+    CheckpointView,
+    DecisionView,
+    Directive,
+    TransitionView,
+)
 from model.errors import ModelError
 from model.ids import Epoch, NodeId
 from model.job_spec import JobSpec
 from model.job_state import JobPhase, check_transition
 from model.names import SearchAttribute
 from model.placement import Placement
+from model.requests import OperationResult
 from model.runtime import AttendResult
+from model.splicing import placed, widths
 from workflows.job import outbox
 from workflows.job.errors import OperationFailed
 from workflows.job.state import KEPT_VIEWS, JobState
@@ -49,7 +56,8 @@ class Request:
     """What a person has asked for, until it is done or refused.
 
     Attributes:
-        accepted: for a move: the scheduler agrees.
+        to, width: for a move the node, for a resize the number of devices.
+        accepted: for a move or a resize: the scheduler agrees.
         result: the answer; exclusive with `refused`.
     """
 
@@ -57,6 +65,7 @@ class Request:
     reason: str
     to: str = ""
     id: str = ""
+    width: int = 0
     accepted: bool = False
     result: OperationResult | None = None
     refused: OperationFailed | None = None
@@ -77,6 +86,7 @@ class Job:
         directives: not looked at yet, oldest first.
         requests: people's, not begun yet.
         doing: the one that is under way.
+        moving: the one to move or resize that the scheduler has not answered, or that is being carried out.
         doomed: why the job can never start; empty where it may.
         opened: this run of the workflow has its generation.
         cancel: why the job is to be cancelled; empty where it is not.
@@ -120,6 +130,11 @@ class Job:
     def width(self) -> int:
         """Number of devices held."""
         return self.state.placement.width if self.state.placement is not None else 0
+
+    @property
+    def asked(self) -> int:
+        """On how many devices it would run: the most that its spec allows, or what a person has asked for since."""
+        return self.state.asked_width or self.spec.widest
 
     def is_lost(self, node: NodeId) -> bool:
         """Whether the scheduler has given the node up."""
@@ -314,7 +329,7 @@ class Job:
             placement=PlacementData.of(state.placement) if state.placement is not None else None,
             exit_code=exit_code,
             tier=self.spec.tier,
-            width=self.spec.widest,
+            width=self.asked,
             held=state.held,
             delivered_ms=state.delivered_ms,
         )
@@ -340,10 +355,14 @@ def _attribute(name: str, value: str | int | list[str]) -> SearchAttributeUpdate
     return SearchAttributeKey.for_keyword_list(name).value_set(value)
 
 
-def placement_of(spec: JobSpec, directive: Directive, epoch: Epoch) -> Placement:
-    """The placement that a directive names.
+def placement_of(job: Job, directive: Directive, epoch: Epoch) -> Placement:
+    """The placement that a directive names; which ranks share a device follows from what is known of the job.
 
     Raises:
         ModelError: it is none.
     """
-    return Placement(epoch, directive.devices, directive.device_of_rank, spec.devices_per_rank)
+    spec, found, width = job.spec, job.state.parallelism, len(directive.devices)
+    device_of_rank = directive.device_of_rank
+    if found is not None and spec.pack == "rank" and width in widths(spec.world_size):
+        device_of_rank = placed(found, width)
+    return Placement(epoch, directive.devices, device_of_rank, spec.devices_per_rank)

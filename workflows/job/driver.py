@@ -9,16 +9,20 @@ from typing import Literal
 
 from temporalio import workflow
 
-from model.control import Directive, OperationResult
+from model.control import Directive
 from model.job_state import JobPhase
+from model.requests import OperationResult
 from model.runtime import Outcome, RuntimeCode
 from workflows.job import checkpoint, finish, parts, recover, start
 from workflows.job.core import Job, Request
 from workflows.job.errors import Fenced, Interrupted, NodeLost, OperationFailed
-from workflows.job.migrate import migrate
+from workflows.job.migrate import migrate, prepare_resize
 from workflows.job.outbox import refusal
 from workflows.job.preempt import preempt
 from workflows.job.state import MoveRequest
+
+_NEVER = ("model.fit", "model.width")
+"""Of a resize: another try at the same width would end the same."""
 
 _IN_BETWEEN = (JobPhase.STARTING, JobPhase.SUSPENDING, JobPhase.MOVING, JobPhase.RESIZING)
 
@@ -95,7 +99,8 @@ async def _next(job: Job) -> None:
     elif (limit := job.limit_at()) is not None and now >= limit:
         await _limit_reached(job)
     elif job.requests:
-        await _requested(job, job.requests.pop(0))
+        request = job.requests.pop(0)
+        await (_prepared if request.kind == "resize" else _requested)(job, request)
     elif job.directives:
         await _directed(job, job.directives.pop(0))
     elif (due := _checkpoint_due(job)) is not None and now >= due:
@@ -153,9 +158,10 @@ async def _directed(job: Job, directive: Directive) -> None:
         if request is not None:
             _moved(job, request, OperationFailed(directive.reason, code="job.refused"))
         return
-    if directive.notice and (directive.action == "place" or (directive.action == "migrate" and request is None)):
+    moves = directive.action in ("migrate", "resize")
+    if directive.notice and (directive.action == "place" or (moves and request is None)):
         decided_on, newest = (directive.generation, directive.notice), (state.generation, state.notice)
-        if decided_on != newest or (directive.action == "migrate" and job.dirty):
+        if decided_on != newest or (moves and job.dirty):
             # The scheduler decides anew on the later notice, and may have given these devices away. That notice is
             # under way already: another one now would only outdate the next decision as well.
             job.note(f"{directive.action} not done", "It was decided before the job's newest notice.")
@@ -165,6 +171,7 @@ async def _directed(job: Job, directive: Directive) -> None:
         "place": phase is JobPhase.QUEUED or (phase is JobPhase.SUSPENDED and not state.held),
         "preempt": phase is JobPhase.RUNNING,
         "migrate": phase is JobPhase.RUNNING and (request is not None or state.move is None),
+        "resize": phase is JobPhase.RUNNING and (request is not None or state.move is None),
     }
     if not possible.get(directive.action, False) or backlog:
         why = backlog or f"The job is {phase}{' and held' if state.held else ''}."
@@ -185,18 +192,20 @@ async def _directed(job: Job, directive: Directive) -> None:
             raise
     elif directive.action == "preempt":
         await preempt(job, directive.reason, held=False)
-    elif directive.action == "migrate":
+    else:
         if request is not None:
             request.accepted = True
         else:
             # As with a person's move: as long as it is under way, what the scheduler hears says so.
-            state.move = MoveRequest(
-                directive.request, ", ".join(dict.fromkeys(device.node.name for device in directive.devices))
-            )
+            where = ", ".join(dict.fromkeys(device.node.name for device in directive.devices))
+            width = len(directive.devices) if directive.action == "resize" else 0
+            state.move = MoveRequest(directive.request, "" if width else where, width)
             job.dirty = True
         try:
             await migrate(job, directive)
         except OperationFailed as error:
+            if directive.action == "resize" and error.code in _NEVER:
+                state.unfit = (*state.unfit, len(directive.devices))
             _moved(job, request, error)
             raise
         finally:
@@ -236,6 +245,22 @@ async def _requested(job: Job, request: Request) -> None:
             refuse(request, "It was not done, because of an error; the worker's log has it.")
 
 
+async def _prepared(job: Job, request: Request) -> None:
+    """A person's wish for another width goes to the scheduler, or is refused."""
+    job.doing = request
+    try:
+        if refused := refusal(job.state.outbox, workflow.now()):
+            raise OperationFailed(refused, code="job.backlog")
+        await prepare_resize(job, request)
+    except OperationFailed as error:
+        request.refused = error
+        raise
+    finally:
+        job.doing = None
+        if not request.over and job.moving is not request:
+            refuse(request, "It was not done, because of an error; the worker's log has it.")
+
+
 async def _hold(job: Job, why: str) -> None:
     state = job.state
     if state.phase is JobPhase.RUNNING:
@@ -268,13 +293,14 @@ async def _checkpoint(job: Job, backlog: str = "") -> None:
 
 
 def _moved(job: Job, request: Request | None, error: OperationFailed | None) -> None:
-    """Answers a person's request to move."""
+    """Answers a person's request to move or to be resized."""
     if request is None:
         return
     job.moving, job.state.move = None, None
     job.dirty = True
     if error is None:
-        request.result = OperationResult(job.state.phase, "It runs at its new place.", job.state.checkpoint)
+        done = f"It runs on {job.width} devices." if request.width else "It runs at its new place."
+        request.result = OperationResult(job.state.phase, done, job.state.checkpoint)
     else:
         request.refused = error
 

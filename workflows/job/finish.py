@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from model.control import JobEnd
 from model.job_state import JobPhase
+from model.requests import JobEnd
 from model.runtime import Outcome
 from workflows.job import checkpoint, parts
 from workflows.job.core import Job

@@ -1,4 +1,8 @@
-"""Moves a running job: it goes on at the target, or, should a step fail before the commit, where it is."""
+"""Moves or resizes a running job: it goes on at the target, or, should a step fail before the commit, where it is.
+
+Source and target may have nodes and devices in common. Such a node keeps what it has, held, beside what it restores,
+until the job's `HEAD` says which of the two is the job.
+"""
 
 from __future__ import annotations
 
@@ -8,76 +12,141 @@ from temporalio import workflow
 
 from model.control import Directive
 from model.errors import ModelError
-from model.ids import NodeId
+from model.ids import CheckpointId, NodeId
 from model.job_state import JobPhase
 from model.placement import Placement, check_placement
+from model.splicing import check_fit, check_width, placed
 from workflows.job import checkpoint, parts, start
-from workflows.job.core import Job, placement_of
+from workflows.job.core import Job, Request, placement_of
 from workflows.job.errors import Fenced, OperationFailed
 from workflows.job.preempt import runs_on
+from workflows.job.state import MoveRequest
 
 TARGET_PATIENCE = timedelta(seconds=10)
 
 HEAD_S = 60.0
 """How long the commit of a move is tried before the record is asked whether it has happened."""
 
+FRESH = timedelta(seconds=30)
+"""A live checkpoint that is no older saves another one before a resize."""
+
+
+async def prepare_resize(job: Job, request: Request) -> None:
+    """Looks whether a person's wish for another width can be had, by a cut, and tells the scheduler of it.
+
+    Raises:
+        OperationFailed: it cannot be.
+    """
+    if job.state.phase is not JobPhase.RUNNING:
+        raise OperationFailed(f"The job is {job.state.phase}: only a running one can be resized.", code="job.refused")
+    job.operation = "resize: look at how the ranks hang together"
+    await _measured(job)
+    check_resize(job, request.width)
+    job.moving, job.state.move = request, MoveRequest(request.id, "", request.width)
+    job.dirty = True
+
+
+def check_resize(job: Job, width: int) -> None:
+    """Checks that the job can run on so many devices, by what its newest cut has found.
+
+    Raises:
+        OperationFailed: it cannot.
+    """
+    state = job.state
+    try:
+        if state.parallelism is None:
+            check_width(job.spec.world_size, width)
+        else:
+            check_fit(state.parallelism, placed(state.parallelism, width), state.memory_bytes)
+    except ModelError as error:
+        raise OperationFailed(str(error), code=error.code) from error
+
 
 async def migrate(job: Job, directive: Directive) -> None:
-    """From running at one place to running at another.
+    """From running at one place to running at another, or at another width, by a directive.
 
     Raises:
         OperationFailed: the job runs on where it was, or waits in the queue where that was not possible.
     """
-    state = job.state
+    state, resizes = job.state, directive.action == "resize"
     source = state.placement
     if source is None:
         raise OperationFailed("The job holds no devices.", code="job.not-placed")
-    try:
-        check_placement(job.spec, placement_of(job.spec, directive, state.epoch.next))
-    except ModelError as error:
-        raise OperationFailed(str(error), code=error.code) from error
-    if set(source.devices) & set(directive.devices):
-        raise OperationFailed("A move to a device that the job has already is not possible.", code="job.same-device")
-    job.operation = "migrate: copy ahead"
-    target = placement_of(job.spec, directive, await start.allocate(job))
+    _check(job, source, directive)
+    ahead = None
+    if resizes:
+        ahead = await _measured(job)
+        check_resize(job, len(directive.devices))
+    job.operation = f"{'resize' if resizes else 'migrate'}: copy ahead"
+    target = placement_of(job, directive, await start.allocate(job))
     overlap = tuple(node for node in target.nodes if node in source.nodes)
+    torn = overlap if overlap and not workflow.patched("beside") else ()
     try:
         # The target has nearly all of it when the ranks stop: they stand for what changes meanwhile only.
-        ahead = await checkpoint.take(job, "live")
+        ahead = ahead or (await checkpoint.take(job, "live")).checkpoint.id
         clock = checkpoint.Clock()
-        if not overlap:
-            await start.bring(job, target, ahead.checkpoint.id, start.sources(job), clock, ahead=True)
+        if not torn:
+            await start.bring(job, target, ahead, start.sources(job), clock, ahead=True)
     except OperationFailed as error:
-        await _clean(job, target, overlap, error)
+        await _clean(job, source, target, torn, error)
         raise
-    job.transition(JobPhase.MOVING, directive.reason)
+    job.transition(JobPhase.RESIZING if resizes else JobPhase.MOVING, directive.reason)
+    not_done = "It was not resized" if resizes else "It was not moved"
     try:
         cut = await checkpoint.take(job, "full")
     except OperationFailed as error:
-        runs_on(job, f"It was not moved: {error.message}")
-        await _clean(job, target, overlap, error)
+        runs_on(job, f"{not_done}: {error.message}")
+        await _clean(job, source, target, torn, error)
         raise
     clock = checkpoint.Clock()
     clock.parts_ms = {**clock.parts_ms, **cut.parts_ms}
     try:
         await start.bring(job, target, cut.checkpoint.id, start.sources(job), clock)
-        await start.restore(job, target, cut.checkpoint.id, clock)
+        await start.restore(job, target, cut.checkpoint.id, clock, beside=() if torn else overlap)
         await _advance(job, target)
     except OperationFailed as error:
-        await _undo(job, source, target, overlap, error)
+        await _undo(job, source, target, torn, error, not_done)
         raise
     clock.lap("head")
-    sources = tuple(node for node in source.nodes if node not in overlap)
-    state.epoch, state.placement, state.cut = target.epoch, target, 0
+    state.epoch, state.placement, state.cut, state.unfit = target.epoch, target, 0, ()
     parts.attend(job, "restored")
-    state.moves += 1
     clock.lap("attend")
     down_ms = (workflow.now() - cut.stopped_at).total_seconds() * 1000
     where = ", ".join(node.name for node in target.nodes)
-    job.transition(
-        JobPhase.RUNNING, f"It goes on at {where}: {directive.reason}", down_ms=down_ms, parts_ms=clock.parts_ms
-    )
+    if resizes:
+        state.resizes += 1
+        if job.moving is not None and directive.request == job.moving.id:
+            state.asked_width = target.width
+        how = f"It goes on on {target.width} instead of {source.width} devices"
+    else:
+        state.moves += 1
+        how = f"It goes on at {where}"
+    job.transition(JobPhase.RUNNING, f"{how}: {directive.reason}", down_ms=down_ms, parts_ms=clock.parts_ms)
+    sources = tuple(node for node in source.nodes if node not in torn)
     await parts.stop_all(job, sources, source.epoch, f"epoch {target.epoch} runs at {where}")
+
+
+def _check(job: Job, source: Placement, directive: Directive) -> None:
+    try:
+        check_placement(job.spec, placement_of(job, directive, job.state.epoch.next))
+    except ModelError as error:
+        raise OperationFailed(str(error), code=error.code) from error
+    if directive.action == "resize":
+        if source.width == len(directive.devices):
+            raise OperationFailed(f"The job runs on {source.width} devices already.", code="job.same-width")
+    elif source.devices == directive.devices:
+        raise OperationFailed("The job is there already.", code="job.same-device")
+
+
+async def _measured(job: Job) -> CheckpointId:
+    """A live checkpoint of this epoch that is not old: from it the job's parallelism is known."""
+    state = job.state
+    last = state.checkpoints[-1] if state.checkpoints else None
+    if last is not None and last.id == state.checkpoint and last.kind == "live" and state.parallelism is not None:
+        since = job.attended_at
+        if since is not None and last.time > max(since, workflow.now() - FRESH):
+            return last.id
+    return (await checkpoint.take(job, "live")).checkpoint.id
 
 
 async def _advance(job: Job, target: Placement) -> None:
@@ -92,25 +161,29 @@ async def _advance(job: Job, target: Placement) -> None:
             raise
 
 
-async def _clean(job: Job, target: Placement, overlap: tuple[NodeId, ...], error: OperationFailed) -> None:
-    """Nothing is left at the target of a move that has not begun to restore."""
-    nodes = tuple(node for node in target.nodes if node not in overlap)
-    left = await parts.stop_all(job, nodes, target.epoch, f"the move failed: {error.message}", patience=TARGET_PATIENCE)
-    job.state.unstopped = (*job.state.unstopped, *left)
+async def _clean(
+    job: Job, source: Placement, target: Placement, torn: tuple[NodeId, ...], error: OperationFailed
+) -> None:
+    """Nothing of the epoch that was called off is left at its target; what is there of the source goes on."""
+    nodes = tuple(node for node in target.nodes if node not in torn)
+    why = f"the move failed: {error.message}"
+    left = await parts.stop_all(job, nodes, target.epoch, why, patience=TARGET_PATIENCE, only=source.nodes)
+    # One that is a source too is told again by the next epoch, which ends all before it.
+    job.state.unstopped = (*job.state.unstopped, *(node for node in left if node not in source.nodes))
 
 
 async def _undo(
-    job: Job, source: Placement, target: Placement, overlap: tuple[NodeId, ...], error: OperationFailed
+    job: Job, source: Placement, target: Placement, torn: tuple[NodeId, ...], error: OperationFailed, not_done: str
 ) -> None:
     """The move failed between its cut and its commit: away from the target, on at the source."""
     if error.code == "runtime.fenced" or job.reopen:
         return  # opening the record again puts all in order
-    if overlap:
-        # A restore with the new epoch has ended what a shared node had: there is no way back but the checkpoint.
+    if torn:
+        # Only in histories of before nodes restored `beside`: there is no way back but the checkpoint.
         job.note("moved in vain", error.message)
         await parts.stop_all(job, target.nodes, target.epoch, f"the move failed: {error.message}")
         raise error
     # What was restored stays paused until it is attended: the source goes on at once, the target is cleaned after.
     await checkpoint.resume(job, source.nodes, job.state.cut)
-    runs_on(job, f"It was not moved: {error.message}")
-    await _clean(job, target, overlap, error)
+    runs_on(job, f"{not_done}: {error.message}")
+    await _clean(job, source, target, torn, error)

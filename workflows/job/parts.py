@@ -114,8 +114,11 @@ async def stop_all(
     *,
     grace_s: float = 0.0,
     patience: timedelta = STOP_PATIENCE,
+    only: tuple[NodeId, ...] = (),
 ) -> tuple[NodeId, ...]:
     """Ends what these nodes have of the job up to `epoch`: answered by each, or it is lost, or patience is over.
+
+    On the nodes `only` the epochs before go on.
 
     It never gives way: what it begins has to be over before the job goes on.
 
@@ -131,7 +134,7 @@ async def stop_all(
                     job,
                     Activity.STOP,
                     node,
-                    StopInput(job.state.job, epoch, reason[:500], grace_s),
+                    StopInput(job.state.job, epoch, reason[:500], grace_s, only=node in only),
                     StopResult,
                     story=f"stop on {node.name}: {reason}"[:200],
                     limit_s=grace_s + 60,

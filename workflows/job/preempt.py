@@ -46,7 +46,7 @@ async def preempt(job: Job, reason: str, *, held: bool) -> None:
 
 def runs_on(job: Job, why: str) -> None:
     """Back to running, where it still is; whoever called looks after its parts."""
-    if not job.reopen and job.state.phase in (JobPhase.SUSPENDING, JobPhase.MOVING):
+    if not job.reopen and job.state.phase in (JobPhase.SUSPENDING, JobPhase.MOVING, JobPhase.RESIZING):
         job.transition(JobPhase.RUNNING, why)
 
 

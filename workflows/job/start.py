@@ -34,7 +34,7 @@ RESTORE_S = 900.0
 async def start(job: Job, directive: Directive) -> None:
     """From queued or suspended to running, by a directive ``place``; back to queued where it fails."""
     state = job.state
-    placement = placement_of(job.spec, directive, state.epoch.next)
+    placement = placement_of(job, directive, state.epoch.next)
     check_placement(job.spec, placement)
     state.waiting, state.placement = "", placement
     job.operation = "start"
@@ -44,12 +44,13 @@ async def start(job: Job, directive: Directive) -> None:
     try:
         truth = await open_record(job)
         epoch = await allocate(job)
-        placement = placement_of(job.spec, directive, epoch)
+        placement = placement_of(job, directive, epoch)
         head = await advance(job, placement)
         # Nodes that have said before that nothing is left are not asked again: they may be gone since.
         before = head.before if truth.epoch > state.stopped_epoch else ()
         before, old = (*before, *state.unstopped), state.epoch
         state.epoch, state.placement, state.cut, counts = epoch, placement, 0, True
+        state.unfit = ()
         job.show()
         if before:
             await parts.stop_all(job, before, max(old, Epoch(epoch - 1)), f"epoch {epoch} begins")
@@ -150,11 +151,15 @@ async def bring(
     clock.lap("ahead" if ahead else "transfer")
 
 
-async def restore(job: Job, placement: Placement, checkpoint: CheckpointId, clock: Clock) -> None:
-    """Makes the job's parts from a checkpoint, paused."""
+async def restore(
+    job: Job, placement: Placement, checkpoint: CheckpointId, clock: Clock, beside: tuple[NodeId, ...] = ()
+) -> None:
+    """Makes the job's parts from a checkpoint, paused; on the nodes `beside` those of the epoch before stay."""
 
     async def one(node: NodeId) -> RestoreResult:
-        request = RestoreInput(job.state.job, placement.epoch, node, job.spec, placement, checkpoint, RESTORE_S)
+        request = RestoreInput(
+            job.state.job, placement.epoch, node, job.spec, placement, checkpoint, RESTORE_S, beside=node in beside
+        )
         story = f"epoch {placement.epoch}: restore on {node.name}"
         return await on_node(
             job, Activity.RESTORE, node, request, RestoreResult, story=story, limit_s=RESTORE_S, attempts=2

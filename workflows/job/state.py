@@ -8,11 +8,17 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from model.control import CheckpointView, DecisionView, JobEnd, TransitionView
+from model.control import (
+    CheckpointView,
+    DecisionView,
+    TransitionView,
+)
 from model.ids import CheckpointId, Epoch, Generation, JobId, NodeId, Step
 from model.job_state import JobPhase
 from model.placement import Placement
+from model.requests import JobEnd
 from model.shape import Shape
+from model.splicing import Parallelism
 
 KEPT_VIEWS = 40
 """How many decisions, transitions and checkpoints are kept for people. Events keep all."""
@@ -56,10 +62,11 @@ class Outbox(_Carried):
 
 @dataclass(slots=True)
 class MoveRequest(_Carried):
-    """A person's request to move, until the scheduler has answered it."""
+    """A person's request to move to a node, or to run on so many devices, until the scheduler has answered it."""
 
     id: str
     to: str
+    width: int = 0
 
 
 @dataclass(slots=True)
@@ -74,6 +81,10 @@ class JobState(_Carried):
         cut: number of the last cut in the epoch.
         checkpoint: the newest committed one that is known to be sound.
         damaged: checkpoints that could not be read.
+        parallelism: which ranks are replicas, and what memory they need, by the newest cut; None before the first.
+        memory_bytes: of each device then; 0 where nobody knows.
+        asked_width: what a person has asked for last; 0 for the widest that the spec allows.
+        unfit: widths that were tried in vain since the newest placement.
         restarts: after losses, in a row without a step of progress since `restart_step`.
         failures: of the user's program that have been retried.
         delivered_ms: device time of past epochs; `running_since` begins the current one, on `running_width` devices.
@@ -105,12 +116,17 @@ class JobState(_Carried):
     checkpoint: CheckpointId | None = None
     checkpoint_nodes: tuple[NodeId, ...] = ()
     damaged: list[CheckpointId] = field(default_factory=list[CheckpointId])
+    parallelism: Parallelism | None = None
+    memory_bytes: int = 0
+    asked_width: int = 0
+    unfit: tuple[int, ...] = ()
     step: Step = field(default_factory=lambda: Step(0))
     restarts: int = 0
     restart_step: int = -1
     failures: int = 0
     preemptions: int = 0
     moves: int = 0
+    resizes: int = 0
     recoveries: int = 0
     delivered_ms: int = 0
     running_since: datetime | None = None

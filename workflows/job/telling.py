@@ -13,10 +13,12 @@ from model.control import AwaitJobsInput, AwaitJobsResult, Demand, JobNotice, No
 from model.ids import JobId
 from model.job_state import JobPhase
 from model.names import CLUSTER_TASK_QUEUE, JOB_TASK_QUEUE, Activity
+from model.splicing import widths
 from workflows.job import outbox
 from workflows.job.calls import FOREVER, control, told
 from workflows.job.core import Job
-from workflows.job.errors import Fenced, Interrupted
+from workflows.job.errors import Fenced, Interrupted, OperationFailed
+from workflows.job.migrate import check_resize
 
 
 async def publish(job: Job) -> None:
@@ -103,8 +105,9 @@ def notice(job: Job) -> JobNotice:
     free = state.cleared or not spec.after
     if free and (state.phase is JobPhase.QUEUED or (state.phase is JobPhase.SUSPENDED and not state.held)):
         wants = "devices"
-    if state.phase is JobPhase.RUNNING and state.move is not None:
-        wants = "move"
+    move = state.move if state.phase is JobPhase.RUNNING else None
+    if move is not None:
+        wants = "resize" if move.width else "move"
     return JobNotice(
         job=state.job,
         generation=state.generation,
@@ -118,20 +121,39 @@ def notice(job: Job) -> JobNotice:
             ranks=spec.world_size,
             ranks_per_group=spec.devices_per_rank,
             min_width=spec.min_width,
-            max_width=spec.widest,
+            max_width=job.asked,
             submitted_at=state.submitted_at,
             accelerator=spec.accelerator,
+            widths=_widths(job, job.asked),
+            measured=state.parallelism is not None,
         ),
         phase=state.phase,
         epoch=state.epoch,
         devices=placement.devices if placement is not None else (),
         wants=wants,
         held=state.held,
-        move_to=state.move.to if state.move is not None and wants == "move" else None,
-        request=state.move.id if state.move is not None and wants == "move" else "",
+        move_to=move.to if move is not None and not move.width else None,
+        request=move.id if move is not None else "",
+        width=move.width if move is not None else 0,
         since=state.since,
         delivered_ms=state.delivered_ms if state.since is not None else None,
     )
+
+
+def _widths(job: Job, widest: int) -> tuple[int, ...]:
+    """At which widths the job can go on, as far as is known: those that its last cut does not rule out."""
+    spec, state = job.spec, job.state
+    if spec.pack == "node" or spec.world_size == 1:
+        return ()
+    found: list[int] = []
+    for width in widths(spec.world_size, spec.min_width, widest):
+        try:
+            check_resize(job, width)
+        except OperationFailed:
+            continue
+        if width not in state.unfit:
+            found.append(width)
+    return tuple(found) if found[-1:] == [widest] else (*found, widest)
 
 
 async def all_told(job: Job) -> None:

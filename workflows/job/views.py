@@ -42,6 +42,7 @@ def view(job: Job) -> JobView:
         final=state.final,
         unpublished_events=state.outbox.unpublished,
         pack=spec.pack,
+        resizes=state.resizes,
     )
 
 
@@ -56,11 +57,16 @@ def details(job: Job) -> str:
         rows.append(("waits", state.waiting))
     if placement is not None:
         rows.append(("placement", ", ".join(str(device) for device in placement.devices)))
+        if placement.width < job.spec.world_size:
+            rows.append(("width", f"{placement.width} devices for {job.spec.world_size} ranks"))
     rows += [
         ("step", str(state.step)),
         ("epoch", str(state.epoch)),
         ("tier", f"{job.spec.tier} (tenant {job.spec.tenant})"),
-        ("counts", f"{state.preemptions} preemptions, {state.moves} moves, {state.recoveries} recoveries"),
+        (
+            "counts",
+            ", ".join(f"{getattr(state, what)} {what}" for what in ("preemptions", "moves", "resizes", "recoveries")),
+        ),
     ]
     if state.checkpoints:
         last = state.checkpoints[-1]

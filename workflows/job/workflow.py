@@ -13,23 +13,26 @@ from temporalio.exceptions import ApplicationError
 from model.codec import from_value
 from model.control import (
     TELL_AGAIN,
-    CancelRequest,
-    CheckpointRequest,
     DecisionView,
     Directive,
-    JobEnd,
     JobView,
-    MigrateRequest,
-    OperationResult,
-    PreemptRequest,
-    ResizeRequest,
-    ResumeRequest,
 )
 from model.errors import ModelError
 from model.ids import JobId
 from model.job_spec import JobSpec, parse_submitted_spec
 from model.job_state import JobPhase
 from model.names import JOB_WORKFLOW, Query, Signal, Update
+from model.requests import (
+    CancelRequest,
+    CheckpointRequest,
+    JobEnd,
+    MigrateRequest,
+    OperationResult,
+    PreemptRequest,
+    ResizeRequest,
+    ResumeRequest,
+)
+from model.splicing import check_width
 from workflows.job import driver, outbox, recover, telling
 from workflows.job.core import Job, Request, keep_last
 from workflows.job.state import KEPT_DECISIONS, KEPT_LOST, JobState, MoveRequest
@@ -233,49 +236,47 @@ class JobWorkflow:
         asked = Request("migrate", wanted.reason, to=wanted.to, id=str(workflow.uuid4()))
         job.moving, job.state.move = asked, MoveRequest(asked.id, wanted.to)
         job.dirty = True
-        try:
-            await workflow.wait_condition(
-                lambda: asked.over or asked.accepted or job.state.phase.ended,
-                timeout=ANSWER,
-                timeout_summary="until the scheduler answers",
-            )
-        except TimeoutError:
-            driver.refuse(asked, f"The scheduler has not answered within {ANSWER.seconds} s: look after its worker.")
-        if job.state.phase.ended:
-            driver.refuse(asked, f"The job is {job.state.phase}.")
-        if asked.accepted and wanted.wait:
-            await workflow.wait_condition(lambda: asked.over or job.state.phase.ended)
-        if asked.refused is not None:
-            self._withdraw(asked)
-            raise _refusal(asked.refused.message, asked.refused.code)
-        if asked.result is not None:
-            return asked.result
-        return OperationResult(job.state.phase, f"The scheduler agrees: it moves to {wanted.to}.")
+        return await self._until_moved(asked, f"it moves to {wanted.to}", wait=wanted.wait)
 
     @migrate.validator
     def _may_migrate(self, request: Any = None) -> None:
         wanted = _read(MigrateRequest, request)
         self._running("moved")
-        if self._job.moving is not None:
-            raise _refusal(f"The job is asked to move to {self._job.moving.to} already.")
-        if self._job.state.move is not None:
-            raise _refusal(f"The job moves to {self._job.state.move.to} already.")
+        self._not_moving()
         if wanted.to in {node.name for node in self._job.nodes}:
             raise _refusal(f"The job runs at {wanted.to} already.")
 
-    @workflow.update(name=Update.RESIZE.value, description="Go on at another width.")
+    @workflow.update(name=Update.RESIZE.value, description='Go on on another number of devices: {"devices": K}.')
     async def resize(self, request: Any = None) -> OperationResult:
-        """Not possible yet: its validator refuses it."""
-        raise _refusal("A job cannot be resized yet.")
+        """Looks whether the width can be had, asks the scheduler for the devices, and goes on on them."""
+        job, wanted = self._job, _read(ResizeRequest, request)
+        asked = Request("resize", wanted.reason, id=str(workflow.uuid4()), width=wanted.devices)
+        job.requests.append(asked)
+        await workflow.wait_condition(lambda: asked.over or job.moving is asked or job.state.phase.ended)
+        return await self._until_moved(asked, f"it goes on on {wanted.devices} devices", wait=wanted.wait)
 
     @resize.validator
     def _may_resize(self, request: Any = None) -> None:
-        _read(ResizeRequest, request)
+        job, spec, width = self._job, self._job.spec, _read(ResizeRequest, request).devices
         self._not_ended()
-        if self._job.spec.pack == "node":
-            count = self._job.spec.world_size
+        if spec.pack == "node":
+            count = spec.world_size
             raise _refusal(f"The job starts its own ranks: it has its {count} devices for life and cannot be resized.")
-        raise _refusal("A job cannot be resized yet: this build places every rank on a device of its own.")
+        try:
+            check_width(spec.world_size, width)
+        except ModelError as error:
+            raise _refusal(str(error), error.code) from error
+        if not spec.min_width <= width <= spec.widest:
+            raise _refusal(f"By its specification the job runs on {spec.min_width} to {spec.widest} devices.")
+        self._running("resized")
+        self._not_moving()
+        for other in (*job.requests, job.doing):
+            if other is not None:
+                raise _refusal(f"The job is asked to {other.kind} already: ask again when that is done.")
+        if job.operation:
+            raise _refusal(f"The job is busy ({job.operation}): ask again when that is done.")
+        if width == job.width:
+            raise _refusal(f"The job runs on {width} device{'s' if width > 1 else ''} already.")
 
     @workflow.update(name=Update.CANCEL.value, description="End the job for good.")
     async def cancel(self, request: Any = None) -> OperationResult:
@@ -305,10 +306,38 @@ class JobWorkflow:
             raise _refusal(request.refused.message, request.refused.code)
         return request.result or OperationResult(job.state.phase, f"The job is {job.state.phase}.")
 
+    async def _until_moved(self, asked: Request, agreed: str, *, wait: bool) -> OperationResult:
+        """Until the scheduler has answered a request to move or to be resized; with `wait`, until that is done."""
+        job = self._job
+        try:
+            await workflow.wait_condition(
+                lambda: asked.over or asked.accepted or job.state.phase.ended,
+                timeout=ANSWER,
+                timeout_summary="until the scheduler answers",
+            )
+        except TimeoutError:
+            driver.refuse(asked, f"The scheduler has not answered within {ANSWER.seconds} s: look after its worker.")
+        if job.state.phase.ended:
+            driver.refuse(asked, f"The job is {job.state.phase}.")
+        if asked.accepted and wait:
+            await workflow.wait_condition(lambda: asked.over or job.state.phase.ended)
+        if asked.refused is not None:
+            self._withdraw(asked)
+            raise _refusal(asked.refused.message, asked.refused.code)
+        if asked.result is not None:
+            return asked.result
+        return OperationResult(job.state.phase, f"The scheduler agrees: {agreed}.")
+
     def _withdraw(self, request: Request) -> None:
         if self._job.moving is request:
             self._job.moving, self._job.state.move = None, None
             self._job.dirty = True
+
+    def _not_moving(self) -> None:
+        asked, move = self._job.moving, self._job.state.move
+        if move is not None:
+            what = f"run on {move.width} devices" if move.width else f"move to {move.to}"
+            raise _refusal(f"The job is {'asked' if asked is not None else 'about'} to {what} already.")
 
     def _not_ended(self) -> None:
         if self._fault or self._job.state.phase.ended:

@@ -240,7 +240,10 @@ class PartCuts:
                 RankParts(rank=r, process=written.refs.get(Part.process(r)), device=written.refs.get(Part.device(r)))
                 for r in job.ranks
             ),
-            states=states,
+            states=tuple(
+                state.model_copy(update={"sketch": writer.sketch(Part.device(state.rank), "storages")})
+                for state in states
+            ),
             volume=written.refs.get(Part.volume()),
         )
         return _report(parts, written, created_at_ns, cut.report.ms)

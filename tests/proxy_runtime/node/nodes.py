@@ -113,11 +113,13 @@ class Driver:
     # ------------------------------------------------------------------ epochs and placements
 
     def next_epoch(self, *places: tuple[Machine, int], advance: bool = True) -> None:
-        """One rank on each place, in order; a job that starts its own ranks has them all on one node."""
+        """As many ranks on each place, in order; a job that starts its own ranks has them all on one node."""
         self.epoch = self.fleet.allocate_epoch(AllocateEpochInput(self.job, self.run)).epoch
         self.cut = 0
         devices = tuple(DeviceId(machine.node, (f"cpu-{index}",)) for machine, index in places)
-        self.placement = Placement(self.epoch, devices, tuple(range(len(places))), self.spec.devices_per_rank)
+        ranks = self.spec.world_size
+        device_of_rank = tuple(rank * len(places) // ranks for rank in range(ranks))
+        self.placement = Placement(self.epoch, devices, device_of_rank, self.spec.devices_per_rank)
         self.machines = list(dict.fromkeys(machine for machine, _ in places))
         if advance:
             self.advance()
@@ -200,19 +202,22 @@ class Driver:
 
         return self.each(one)
 
-    def restore(self, checkpoint: CheckpointId) -> list[RestoreResult]:
+    def restore(self, checkpoint: CheckpointId, *, beside: bool = False) -> list[RestoreResult]:
         def one(machine: Machine) -> RestoreResult:
             assert self.placement is not None
             request = RestoreInput(
-                self.job, self.epoch, machine.node, self.spec, self.placement, checkpoint, deadline_s=120.0
+                self.job, self.epoch, machine.node, self.spec, self.placement, checkpoint, 120.0, beside=beside
             )
             return machine.runtime.restore(request)
 
         return self.each(one)
 
-    def stop(self, machines: Sequence[Machine] = (), *, epoch: Epoch | None = None) -> None:
+    def resume(self) -> None:
+        self.each(lambda m: m.runtime.barrier(BarrierInput(self.job, self.epoch, self.cut, "resume", 60.0)))
+
+    def stop(self, machines: Sequence[Machine] = (), *, epoch: Epoch | None = None, only: bool = False) -> None:
         for machine in machines or self.machines:
-            machine.runtime.stop(StopInput(self.job, epoch or self.epoch, "a test says so"))
+            machine.runtime.stop(StopInput(self.job, epoch or self.epoch, "a test says so", only=only))
 
     # ------------------------------------------------------------------ what it computed
 

@@ -38,6 +38,17 @@ def test_epochs_only_grow_and_are_remembered(tmp_path: Path) -> None:
     assert Ledger(tmp_path).epochs(JOB) == Epochs(Epoch(7), Epoch(7))
 
 
+def test_an_epoch_that_never_came_to_count_is_void_and_those_before_it_go_on(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.note_stopped(JOB, Epoch(1))
+    ledger.note_void(JOB, Epoch(3))
+    ledger.note_void(JOB, Epoch(4))
+    known = Ledger(tmp_path).epochs(JOB)
+    assert [known.over(Epoch(epoch)) for epoch in range(1, 6)] == [True, False, True, True, False]
+    ledger.note_stopped(JOB, Epoch(3))
+    assert Ledger(tmp_path).epochs(JOB) == Epochs(Epoch(3), Epoch(3), (Epoch(4),))
+
+
 def test_a_half_written_record_is_no_part(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.put(record())

@@ -104,6 +104,7 @@ class FakePart:
 
     epoch: Epoch
     ranks: tuple[int, ...]
+    world: int = 1
     step: int = 0
     held: bool = False
     outcome: Outcome | None = None
@@ -131,6 +132,10 @@ class FakeNode:
     here: set[CheckpointId] = field(default_factory=set)
     started: Counter[tuple[JobId, Epoch]] = field(default_factory=Counter)
     stops: list[tuple[BarrierInput, int]] = field(default_factory=list)
+    void: set[tuple[JobId, Epoch]] = field(default_factory=set)
+    memory_bytes: int = 0
+    peak_bytes: int = 100
+    sketch: tuple[str, ...] = ("parameters",)
 
     def attend(self, request: AttendInput, report: Callable[[Progress], None]) -> AttendResult:
         self._meet(request.job, request.epoch, "attend", f"attend.{request.start}")
@@ -139,7 +144,9 @@ class FakeNode:
         if part is None:
             if request.start == "restored":
                 raise ErgoError("Nothing of this job is here.", code=RuntimeCode.UNKNOWN)
-            part = self.parts[key] = FakePart(request.epoch, request.placement.ranks_at(self.id))
+            part = self.parts[key] = FakePart(
+                request.epoch, request.placement.ranks_at(self.id), request.placement.world_size
+            )
             self.started[key] += 1
         elif request.start == "restored" and part.outcome is None and part.paused_by_restore:
             part.paused_by_restore = part.held = False
@@ -176,7 +183,13 @@ class FakeNode:
             states = self._states(part)
             part.held = request.kind == "full"
             parts = NodeParts(self.id, tuple(RankParts(rank=rank) for rank in part.ranks), states)
-            return CheckpointResult(parts=parts, stored_bytes=10, total_bytes=100, timings_ms={"stopped": 2.0})
+            return CheckpointResult(
+                parts=parts,
+                stored_bytes=10,
+                total_bytes=100,
+                memory_bytes=self.memory_bytes,
+                timings_ms={"stopped": 2.0},
+            )
         steps = {state.rank: int(state.step) for parts in request.commit for state in parts.states}
         text = f"{request.job} {request.epoch} {request.cut} {request.kind} {sorted(steps.items())}"
         checkpoint = CheckpointId("ck-" + hashlib.sha256(text.encode()).hexdigest()[:40])
@@ -190,17 +203,21 @@ class FakeNode:
         return CheckpointResult(checkpoint=checkpoint)
 
     def transfer(self, request: TransferInput) -> TransferResult:
-        self._meet(request.job, request.epoch, "transfer", "transfer.ahead" if request.ahead else "transfer.last")
+        what = "transfer.ahead" if request.ahead else "transfer.last"
+        self._meet(request.job, request.epoch, "transfer", what, sees=False)
         assert request.checkpoint in self.checkpoints
         self.here.add(request.checkpoint)
         return TransferResult(1, 100, {"pull": 1.0})
 
     def restore(self, request: RestoreInput) -> RestoreResult:
-        self._meet(request.job, request.epoch, "restore")
+        self._meet(request.job, request.epoch, "restore", sees=not request.beside)
+        if (request.job, request.epoch) in self.void:
+            raise ErgoError("The epoch was called off.", code=RuntimeCode.UNKNOWN)
         assert request.checkpoint in self.here, "a restore of what has not been brought"
         steps = self.checkpoints[request.checkpoint]
         ranks = request.placement.ranks_at(self.id)
-        part = FakePart(request.epoch, ranks, step=min(steps[rank] for rank in ranks))
+        world = request.placement.world_size
+        part = FakePart(request.epoch, ranks, world, step=min(steps[rank] for rank in ranks))
         part.held = part.paused_by_restore = True
         self.parts[request.job, request.epoch] = part
         return RestoreResult(self._states(part), {"load": 3.0})
@@ -209,9 +226,12 @@ class FakeNode:
         self.troubles.meet("stop", f"{self.id.name}.stop")
         if request.epoch < self.highest.get(request.job, 0):
             raise _fenced("a higher epoch is here")
-        self.highest[request.job] = request.epoch
+        if request.only:
+            self.void.add((request.job, request.epoch))
+        else:
+            self.highest[request.job] = request.epoch
         for (job, epoch), part in self.parts.items():
-            if job == request.job and epoch <= request.epoch:
+            if job == request.job and (epoch == request.epoch or (epoch < request.epoch and not request.only)):
                 part.outcome, part.stopped = part.outcome or Outcome.STOPPED, True
         return StopResult(request.epoch)
 
@@ -230,10 +250,12 @@ class FakeNode:
     def device(self, index: int) -> DeviceId:
         return DeviceId(self.id, (f"cpu-{index}",))
 
-    def _meet(self, job: JobId, epoch: Epoch, *names: str) -> None:
+    def _meet(self, job: JobId, epoch: Epoch, *names: str, sees: bool = True) -> None:
         self.troubles.meet(*names, *(f"{self.id.name}.{name}" for name in names))
         if epoch < self.highest.get(job, 0):
             raise _fenced("a higher epoch is here")
+        if not sees:
+            return
         self.highest[job] = epoch
         for (other, old), part in self.parts.items():
             if other == job and old < epoch:
@@ -246,9 +268,16 @@ class FakeNode:
         return part
 
     def _states(self, part: FakePart) -> tuple[RankState, ...]:
-        world = CommunicatorState(name="world", members=tuple(part.ranks), contributed=part.step, completed=part.step)
+        members = tuple(range(part.world))
+        world = CommunicatorState(name="world", members=members, contributed=part.step, completed=part.step)
         return tuple(
-            RankState(rank=rank, step=Step(part.step), communicators=(world,) if len(part.ranks) > 1 else ())
+            RankState(
+                rank=rank,
+                step=Step(part.step),
+                communicators=(world,) if part.world > 1 else (),
+                peak_bytes=self.peak_bytes,
+                sketch=self.sketch,
+            )
             for rank in part.ranks
         )
 

@@ -196,9 +196,18 @@ class Handle:
             raise AssertionError(f"no such notice of {self.id}; the last: {self.fleet.notices[-1:]}") from None
 
     async def direct(
-        self, action: str, *devices: DeviceId, request: str = "", nodes: Sequence[NodeId] = (), notice: int = 0
+        self,
+        action: str,
+        *devices: DeviceId,
+        request: str = "",
+        nodes: Sequence[NodeId] = (),
+        ranks: int = 0,
+        notice: int = 0,
     ) -> None:
-        """What the scheduler says; `notice`: on which it was decided, of the newest generation."""
+        """What the scheduler says; with `ranks`, more of them than devices; `notice`: on which it was decided, of the
+        newest generation.
+        """
+        ranks = ranks or len(devices)
         directive = Directive(
             decision=uuid.uuid4().hex,
             action=action,  # type: ignore[arg-type]
@@ -206,7 +215,7 @@ class Handle:
             policy="test/1",
             state_digest=DIGEST,
             devices=devices,
-            device_of_rank=tuple(range(len(devices))),
+            device_of_rank=tuple(rank * len(devices) // ranks for rank in range(ranks)),
             nodes=tuple(nodes),
             request=request,
             generation=self.fleet.notices[-1].generation if notice else Generation(0),

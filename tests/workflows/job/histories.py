@@ -21,8 +21,12 @@ from temporalio.testing import WorkflowEnvironment
 
 from infra.converter import DATA_CONVERTER
 from infra.temporal import binary
-from model.control import MigrateRequest, PreemptRequest
 from model.names import Signal, Update
+from model.requests import (
+    MigrateRequest,
+    PreemptRequest,
+    ResizeRequest,
+)
 from model.runtime import Outcome, RuntimeCode
 from tests.workflows.job.fleet import Fleet, Handle, until
 
@@ -106,11 +110,42 @@ async def renewed(fleet: Fleet) -> Handle:
     return job
 
 
+async def resized(fleet: Fleet) -> Handle:
+    """To fewer devices for a person, a resize that fails, to more for the scheduler, complete."""
+    job = await fleet.submit(ranks=4, job="resized")
+    devices = [node.device(index) for node in fleet.nodes[:2] for index in range(2)]
+    await job.run_on(*devices)
+
+    async def narrower() -> None:
+        before = {notice.request for notice in fleet.notices}
+        request = ResizeRequest(2, wait=True)
+        asked = await job.workflow.start_update(Update.RESIZE, request, wait_for_stage=WorkflowUpdateStage.ACCEPTED)
+        notice = await job.notice(lambda notice: notice.wants == "resize" and notice.request not in before)
+        await job.direct("resize", *devices[:2], request=notice.request, ranks=4)
+        await asked.result()
+
+    fleet.troubles.want("restore", RuntimeCode.UNSUITABLE, times=1)
+    with contextlib.suppress(Exception):
+        await narrower()
+    await narrower()
+    notice = await job.notice(lambda notice: len(notice.devices) == 2 and notice.wants == "nothing")
+    await job.direct("resize", *devices, ranks=4, notice=notice.number)
+
+    async def wide() -> bool:
+        return (await job.show()).width == 4
+
+    await until(wide, "four devices")
+    await job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    return job
+
+
 SCENARIOS: dict[str, Callable[[Fleet], Awaitable[Handle]]] = {
     "life": life,
     "node-lost": node_lost,
     "failure": failure,
     "renewed": renewed,
+    "resized": resized,
 }
 
 

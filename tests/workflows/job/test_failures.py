@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError, WorkflowUpdateStage
 
-from model.control import CancelRequest, JobView, MigrateRequest, PreemptRequest
+from model.control import JobView
 from model.ids import NodeId
 from model.job_state import JobPhase
 from model.names import Update
+from model.requests import (
+    CancelRequest,
+    MigrateRequest,
+    PreemptRequest,
+)
 from model.runtime import Outcome, RuntimeCode
 from tests.workflows.job.fleet import Fleet, Handle, until
 from workflows.job.checkpoint import CATCH_UP_S

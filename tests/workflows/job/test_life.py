@@ -12,9 +12,14 @@ from temporalio.client import (
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from events.types import CheckpointCommitted, DecisionMade, JobPhaseChanged
-from model.control import JobView, MigrateRequest, PreemptRequest, ResizeRequest
+from model.control import JobView
 from model.job_state import JobPhase
 from model.names import JOB_TASK_QUEUE, JOB_WORKFLOW, Query, Update
+from model.requests import (
+    MigrateRequest,
+    PreemptRequest,
+    ResizeRequest,
+)
 from model.runtime import Outcome
 from tests.workflows.job.fleet import Fleet, until
 

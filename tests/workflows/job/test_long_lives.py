@@ -13,9 +13,9 @@ from temporalio.testing import WorkflowEnvironment
 
 from events.types import JobPhaseChanged
 from infra.job_worker import RegisteredAttributes
-from model.control import PreemptRequest
 from model.job_state import JobPhase
 from model.names import SearchAttribute, Signal, Update
+from model.requests import PreemptRequest
 from model.runtime import Outcome
 from tests.workflows.job.fleet import Fleet, Handle, until
 
@@ -200,7 +200,7 @@ async def test_updates_that_make_no_sense_are_refused_without_a_trace(fleet: Fle
         (Update.RESUME, {}, "not held"),
         (Update.MIGRATE, {"to": "node-1"}, "queued"),
         (Update.CHECKPOINT, {}, "queued"),
-        (Update.RESIZE, {"devices": 1}, "cannot be resized yet"),
+        (Update.RESIZE, {"devices": 1}, "can be resized"),
         (Update.MIGRATE, {"too": "node-1"}, "to"),
     ]:
         with pytest.raises(WorkflowUpdateFailedError) as failure:

@@ -1,0 +1,221 @@
+"""Another width while the job runs: fewer devices, more, called off at any step, and what makes no sense."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateStage
+
+from events.types import DecisionMade, JobPhaseChanged
+from model.control import JobView
+from model.ids import DeviceId
+from model.job_state import JobPhase
+from model.names import Update
+from model.requests import PreemptRequest, ResizeRequest
+from model.runtime import Outcome, RuntimeCode
+from tests.workflows.job.fleet import Fleet, Handle, until
+
+_ACCEPTED = WorkflowUpdateStage.ACCEPTED
+
+
+async def four(fleet: Fleet, **fields) -> Handle:
+    """A job of four ranks, one on each of four devices of two nodes."""
+    job = await fleet.submit(ranks=4, **fields)
+    await job.run_on(*devices(fleet, 4))
+    await job.steps(fleet.nodes[0])
+    return job
+
+
+def devices(fleet: Fleet, count: int) -> tuple[DeviceId, ...]:
+    return tuple(node.device(index) for node in fleet.nodes[:2] for index in range(2))[:count]
+
+
+async def resize(job: Handle, width: int, *on: DeviceId) -> tuple[str, JobView]:
+    """A person's resize, which the scheduler agrees to; returns why it was refused."""
+    before = {one.request for one in job.fleet.notices}
+    asked = await job.workflow.start_update(Update.RESIZE, ResizeRequest(width, wait=True), wait_for_stage=_ACCEPTED)
+    answer = asyncio.ensure_future(asked.result())
+    while not answer.done():
+        wishes = [one for one in job.fleet.notices if one.job == job.id and one.wants == "resize"]
+        wish = [one for one in wishes if one.request not in before]
+        if wish:
+            assert wish[-1].width == width
+            await job.direct("resize", *(on or devices(job.fleet, width)), request=wish[-1].request, ranks=4)
+            break
+        await asyncio.sleep(0.03)
+    try:
+        await answer
+    except WorkflowUpdateFailedError as error:
+        return str(error.cause), await job.show()
+    return "", await job.show()
+
+
+async def refused(asked) -> str:
+    with pytest.raises(WorkflowUpdateFailedError) as failure:
+        await asked
+    return str(failure.value.cause)
+
+
+async def ends(job: Handle) -> list:
+    job.fleet.troubles.none()
+    await job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    return job.check()
+
+
+async def test_to_fewer_devices_and_to_more(fleet: Fleet) -> None:
+    job = await four(fleet)
+    first, second, _ = fleet.nodes
+    why, view = await resize(job, 2)
+    assert (why, view.width, view.epoch, view.resizes) == ("", 2, 2, 1)
+    assert view.device_of_rank == (0, 0, 1, 1) and view.placement == devices(fleet, 2)
+    assert view.transitions[-1].down_ms is not None and "2 instead of 4" in view.transitions[-1].reason
+    await job.steps(first)
+    await until(lambda: not second.running(job.id), "nothing is left of it elsewhere")
+    wishes = await job.notice(lambda notice: notice.phase is JobPhase.RUNNING and len(notice.devices) == 2)
+    assert wishes.demand.max_width == 2, "it asks for what the person has said"
+    assert wishes.demand.widths == (1, 2) and wishes.demand.measured
+
+    why, view = await resize(job, 1)
+    assert (why, view.width, view.epoch) == ("", 1, 3)
+    why, view = await resize(job, 4)
+    assert (why, view.width, view.device_of_rank) == ("", 4, (0, 1, 2, 3))
+    await job.steps(second)
+    events = await ends(job)
+    assert [event.data.action for event in events if isinstance(event, DecisionMade)] == ["place", *["resize"] * 3]
+    changes = [event.data for event in events if isinstance(event, JobPhaseChanged)]
+    phases = [str(change.after) for change in changes]
+    assert phases == ["queued", "starting", "running", *["resizing", "running"] * 3, "completed"]
+    placed = [len(change.placement.devices) for change in changes if change.placement]
+    assert placed == [4, 4, 4, 2, 2, 1, 1, 4]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        *("checkpoint.write.live", "transfer.ahead", "barrier.stop", "checkpoint.commit.full", "transfer.last"),
+        *("restore", "node-0.restore", "advance_head"),
+    ],
+)
+async def test_a_resize_that_fails_before_its_commit_leaves_the_job_at_its_width(fleet: Fleet, step: str) -> None:
+    job = await four(fleet)
+    first, second, _ = fleet.nodes
+    code = RuntimeCode.FENCED if step == "advance_head" else RuntimeCode.UNSUITABLE
+    if step == "advance_head":
+        job.fleet.troubles.want("advance_head", "store.unreachable", times=3)  # its answer comes late: it goes through
+        why, view = await resize(job, 2)
+        assert (why, view.width) == ("", 2)
+        await ends(job)
+        return
+    fleet.troubles.want(step, code)
+    why, view = await resize(job, 2)
+    assert "wants" in why
+    view = await job.phase(JobPhase.RUNNING)
+    assert (view.epoch, view.width, view.resizes) == (1, 4, 0)
+    await job.steps(first)
+    await job.steps(second)
+    fleet.troubles.none()
+    why, view = await resize(job, 2)
+    assert (why, view.width) == ("", 2)
+    await job.steps(first)
+    await ends(job)
+
+
+async def test_a_participant_dies_in_the_middle_of_it(fleet: Fleet) -> None:
+    job = await four(fleet)
+    second = fleet.nodes[1]
+
+    def killed() -> None:
+        second.part(job.id).end(Outcome.LOST)
+
+    fleet.troubles.want("restore", RuntimeCode.UNSUITABLE)
+    asyncio.get_running_loop().call_later(0.3, killed)
+    why, _ = await resize(job, 2)
+    assert why
+    view = await job.phase(JobPhase.QUEUED)
+    assert view.recoveries == 1
+    fleet.troubles.none()
+    notice = await job.notice(lambda notice: notice.wants == "devices")
+    assert notice.demand.max_width == 4, "it goes on at its old width"
+    await job.run_on(*devices(fleet, 4))
+    await ends(job)
+
+
+async def test_what_cannot_be_is_refused_with_a_sentence(fleet: Fleet) -> None:
+    job = await fleet.submit(ranks=4, min_width=2)
+    say = job.workflow.execute_update
+    assert "The job is queued" in await refused(say(Update.RESIZE, {"devices": 2}))
+    await job.run_on(*devices(fleet, 4))
+    for width, words in [
+        (0, "cannot run on 0 devices"),
+        (-1, "cannot run on -1"),
+        (8, "A job of 4 ranks cannot use 8 devices"),
+        (3, "possible are 1, 2, 4"),
+        (1, "runs on 2 to 4 devices"),
+        (4, "runs on 4 devices already"),
+    ]:
+        assert words in await refused(say(Update.RESIZE, {"devices": width}))
+    assert "devices" in await refused(say(Update.RESIZE, {}))
+    assert (await job.show()).epoch == 1
+    await ends(job)
+
+
+async def test_what_does_not_fit_is_refused_with_the_sizes(fleet: Fleet) -> None:
+    for node in fleet.nodes:
+        node.memory_bytes, node.peak_bytes, node.sketch = 3 << 20, 1 << 20, ()
+    job = await four(fleet)
+    why, view = await resize(job, 1)
+    assert "4 ranks on one device need 4.0 MiB" in why and "a device has 3.0 MiB" in why
+    assert (view.width, view.phase) == (4, JobPhase.RUNNING)
+    notice = await job.notice(lambda notice: notice.demand.measured)
+    assert notice.demand.widths == (2, 4), "the scheduler knows what does not fit"
+    why, view = await resize(job, 2)
+    assert (why, view.width) == ("", 2)
+    await ends(job)
+
+
+async def test_not_during_another_operation(fleet: Fleet) -> None:
+    job = await four(fleet)
+    say = job.workflow.execute_update
+    hold = fleet.troubles.holds["checkpoint.write.live"] = threading.Event()
+    taking = asyncio.ensure_future(say(Update.CHECKPOINT, {"wait": True}))
+    await until(lambda: fleet.troubles.calls["checkpoint.write.live"], "a checkpoint is under way")
+    assert "asked to checkpoint" in await refused(say(Update.RESIZE, {"devices": 2}))
+    hold.set()
+    await taking
+    del fleet.troubles.holds["checkpoint.write.live"]
+
+    hold = fleet.troubles.holds["restore"] = threading.Event()
+    one = asyncio.ensure_future(resize(job, 2))
+    await until(lambda: fleet.troubles.calls["restore"], "a resize is under way")
+    assert "The job is resizing" in await refused(say(Update.RESIZE, {"devices": 1}))
+    assert "The job is resizing" in await refused(say(Update.MIGRATE, {"to": "node-2"}))
+    preempted = asyncio.ensure_future(say(Update.PREEMPT, PreemptRequest(wait=True)))
+    hold.set()
+    assert (await one)[0] == ""
+    await preempted
+    view = await job.show()
+    assert (view.phase, view.resizes, view.preemptions) == (JobPhase.SUSPENDED, 1, 1)
+    assert "The job is suspended" in await refused(say(Update.RESIZE, {"devices": 1}))
+    await say(Update.CANCEL, {"wait": True})
+
+
+async def test_the_scheduler_may_resize_a_job_by_itself_unless_the_job_has_changed_since(fleet: Fleet) -> None:
+    job = await four(fleet)
+    await job.direct("resize", *devices(fleet, 2), ranks=4)
+    view = await job.phase(JobPhase.RUNNING)
+
+    async def narrow() -> bool:
+        return (await job.show()).width == 2
+
+    await until(narrow, "it is narrower")
+    notice = await job.notice(lambda notice: len(notice.devices) == 2 and notice.phase is JobPhase.RUNNING)
+    assert notice.demand.max_width == 4, "it asks for as many as before"
+    await job.direct("resize", fleet.nodes[0].device(0), ranks=4, notice=notice.number - 1)
+    await until(lambda: job.show(), "it has looked at it")
+    await job.steps(fleet.nodes[0])
+    view = await job.show()
+    assert view.width == 2 and "before the job's newest notice" in view.decisions[-1].reason
+    await ends(job)
