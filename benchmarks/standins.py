@@ -107,7 +107,8 @@ class StandInJob:
         self._number = self._epoch = 0
         self._mail: list[Directive] = []
         self._seen: set[str] = set()
-        self._submitted = workflow.now()
+        self._submitted = self._since = workflow.now()
+        self._delivered_ms = 0
 
     @workflow.signal(name=Signal.PLACEMENT)
     def placement(self, directive: Directive) -> None:
@@ -155,7 +156,10 @@ class StandInJob:
             await self._tell()
 
     async def _become(self, phase: JobPhase, *, leave: bool = False) -> None:
-        self._phase = phase
+        now = workflow.now()
+        if self._phase is JobPhase.RUNNING:
+            self._delivered_ms += round(1000 * (now - self._since).total_seconds()) * len(self._devices)
+        self._phase, self._since = phase, now
         if leave:
             if not workflow.unsafe.is_replaying():
                 FLOOR.leave(self._job, self._devices)
@@ -174,6 +178,7 @@ class StandInJob:
         notice = JobNotice(
             self._job, Generation(1), self._number, workflow.info().first_execution_run_id, demand, self._phase,
             Epoch(self._epoch), self._devices, "devices" if waits else "nothing",
+            since=self._since, delivered_ms=self._delivered_ms,
         )  # fmt: skip
         await workflow.execute_activity(
             Activity.NOTIFY.value,
