@@ -49,7 +49,7 @@ AWAY_S = 2.0
 """After its death the worker is started again so much later; a supervisor does it at once."""
 _AT_ONCE = 24  # submissions under way
 _QUIET_S = 120.0
-_LOOK_S = 2.0
+_LOOK_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,12 @@ class Live:
         return state is not None and len(state.nodes) == self.load.nodes
 
     async def _heard(self) -> bool:
-        return {job for job, _ in FLOOR.told}.issuperset(self._submitted)
+        missing = set(self._submitted) - {job for job, _ in FLOOR.told}
+        if not missing:
+            return True
+        # Some wait whose turn it was not yet; it is enough that the scheduler knows of them.
+        state = await asyncio.to_thread(self.snapshots.newest)
+        return state is not None and missing <= {job.notice.job for job in state.jobs}
 
     # -- what has come of it ----------------------------------------------------------------------------------------
 
