@@ -141,6 +141,12 @@ class Live:
                 await self._arrive()
             seen.ended = time.time()
             self.say(f"over; {sum(FLOOR.told.values())} decisions told")
+            last = await self._tick()
+
+            async def recovered() -> bool:
+                return await self._tick() > last
+
+            await self._until(recovered, "the scheduler has decided once more", _QUIET_S)
             history = await self._check()
         agents.close()
         self.say(f"renewals {agents.renewals}, at most {agents.late_s:.1f} s late")
@@ -206,6 +212,10 @@ class Live:
     async def _knows_nodes(self) -> bool:
         state = await asyncio.to_thread(self.snapshots.newest)
         return state is not None and len(state.nodes) == self.load.nodes
+
+    async def _tick(self) -> int:
+        state = await asyncio.to_thread(self.snapshots.newest)
+        return state.tick if state is not None else 0
 
     async def _heard(self) -> bool:
         missing = set(self._submitted) - {job for job, _ in FLOOR.told}
