@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import resource
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import FrameType
 
 from benchmarks.harness import BenchmarkError
 from scheduling.core.actions import Plan
@@ -96,6 +98,25 @@ def _done(book: Book, plan: Plan, now: float) -> None:
 
 def _widths(size: int) -> tuple[int, ...]:
     return tuple(width for width in range(1, size + 1) if size % width == 0)
+
+
+def calls(devices: int) -> float:
+    """Calls of functions per decision in the same run, the simulator's own with them: work, whatever the machine does
+    besides.
+    """
+    jobs = storm(devices)
+    count = 0
+
+    def counted(_: FrameType, event: str, __: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(counted)
+    try:
+        outcome = simulate(jobs, FleetShape(devices // NODE, NODE), "ours", costs=Costs(), failures=Failures(), seed=0)
+    finally:
+        sys.setprofile(None)
+    return count / outcome.decisions
 
 
 def main(devices: int) -> None:

@@ -72,7 +72,7 @@ def rows(policies: Sequence[Measures]) -> Iterator[Row]:
     yield row("  idle rounds included", lambda one: microseconds(one.decision_all_us))
     yield row("a decision, 99 of 100", lambda one: microseconds(one.decision_p99_us))
     yield row("processor time", lambda one: f"{one.cpu_s:.1f} s")
-    yield row("rounds of the policy, wall", lambda one: f"{one.policy_cpu_s:.1f} s")
+    yield row("  of the policy's rounds", lambda one: f"{one.policy_cpu_s:.1f} s")
 
 
 def missed(of: Service) -> str:

@@ -62,8 +62,7 @@ class Outcome:
         busy_device_s: device-seconds that were given to jobs; `healthy_device_s` those that healthy nodes had.
         decisions: how many decisions were made; `decision_us` their times in microseconds, one for each round that
             decided something, divided by its decisions.
-        cpu_s: processor time of the whole run; `policy_cpu_s` that of the policy's rounds, by the wall's clock as
-            `decision_us`: longer on a machine that has other things to do.
+        cpu_s: processor time of the whole run; `policy_cpu_s` that of the policy's rounds, as `decision_us`.
         reasons: for the jobs still waiting at the end, what for.
     """
 

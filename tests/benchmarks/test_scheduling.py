@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.scheduling import promised
-from benchmarks.scheduling_scale import FILL, reclaims, storm
+from benchmarks.scheduling_scale import FILL, calls, reclaims, storm
 from model.job_spec import Tier
 from scheduling.simulator.workload import TraceJob
 
@@ -32,3 +32,7 @@ def test_a_storm_asks_for_more_than_there_is():
 def test_a_gang_gets_what_it_takes_from_others():
     took = reclaims(gang=32, nodes=20, times=3)
     assert len(took) == 3 and all(wall > 0 and processor > 0 for wall, processor in took)
+
+
+def test_work_is_counted_and_does_not_depend_on_the_machine():
+    assert calls(80) == calls(80) > 100
