@@ -121,9 +121,13 @@ async def migrate(job: Job, directive: Directive) -> None:
     else:
         state.moves += 1
         how = f"It goes on at {where}"
-    job.transition(JobPhase.RUNNING, f"{how}: {directive.reason}", down_ms=down_ms, parts_ms=clock.parts_ms)
     sources = tuple(node for node in source.nodes if node not in torn)
-    await parts.stop_all(job, sources, source.epoch, f"epoch {target.epoch} runs at {where}")
+    over = f"epoch {target.epoch} runs at {where}"
+    if resizes:  # who hears of its new width may use the other devices: not said before nothing is left there
+        await parts.stop_all(job, sources, source.epoch, over)
+    job.transition(JobPhase.RUNNING, f"{how}: {directive.reason}", down_ms=down_ms, parts_ms=clock.parts_ms)
+    if not resizes:
+        await parts.stop_all(job, sources, source.epoch, over)
 
 
 def _check(job: Job, source: Placement, directive: Directive) -> None:
