@@ -9,7 +9,7 @@ falls into may then be one too late.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 
 from model.control import JobNotice
@@ -26,10 +26,8 @@ CORE_TIER = {Tier.PREMIUM: PREMIUM, Tier.STANDARD: STANDARD, Tier.BASIC: BASIC}
 NOWHERE = ("nowhere",)
 """The pools of a job for which the fleet has no node."""
 
-SAME = (
-    "claimed_at", "claim_until", "reserves", "promised_in", "changed", "not_before", "waits_since", "admitted",
-    "window_start", "window_end", "delivered", "served", "rate", "at", "hours", "below",
-)  # fmt: skip
+_OTHER = frozenset(("state", "claim", "due", "key"))
+SAME = tuple(field.name for field in fields(Account) if field.name not in _OTHER)
 """Fields that an account has as a job of the core has them."""
 
 COUNTED = ("admitted", "window_start", "window_end", "delivered", "served", "rate", "at", "hours", "below")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 
 from scheduling.core import capacity
@@ -92,11 +92,9 @@ class BookRecord:
     settings: Settings = field(default_factory=Settings)
 
 
-_SAME = (
-    "state", "claimed_at", "claim_until", "reserves", "admitted", "promised_in", "window_start", "window_end",
-    "delivered", "served", "rate", "at", "changed", "changes", "due", "key", "stamp", "not_before", "waits_since",
-    "holding", "hours", "below", "why",
-)  # fmt: skip
+_OTHER = frozenset(("ask", "pool", "given", "target", "claim", "queued", "failed_at"))
+_SAME = tuple(field.name for field in fields(JobRecord) if field.name not in _OTHER)
+"""What a record has as the job has it."""
 
 
 def record(book: Book) -> BookRecord:
