@@ -40,7 +40,7 @@ test-all: dev native criu broker  ## every test
 third-party: dev native criu $(THIRD_PARTY)/.stamp  ## other people's libraries under `ergo run`, and the page about them; ONLY=name selects
 	@$(PY) -m tests.third_party --python $(THIRD_PARTY)/bin/python --only "$(ONLY)"
 
-sanitize: dev  ## the ring, the fabric and the decoders of messages under the address, undefined-behaviour and thread sanitizers
+sanitize: dev  ## the ring, the fabric, the decoders of messages and the device module under address, undefined-behaviour and thread sanitizers
 	@$(PY) -m pytest tests/native tests/proxy_runtime/device/test_fabric_stress.py $(PYTEST)
 
 bench: dev native criu broker  ## benchmarks; ONLY=pattern selects by name

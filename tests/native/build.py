@@ -50,7 +50,7 @@ SANITIZERS = {
 _WARNINGS = ["-std=c++20", "-Wall", "-Wextra", "-Werror"]
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
     path = Path(tempfile.gettempdir()) / f"ergosphere-tests-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     return path
@@ -71,7 +71,7 @@ def compile_native(name: str, sources: Sequence[Path], flags: Sequence[str], com
     compiler = compiler or os.environ.get("CXX", "g++")
     channel = ROOT / "proxy_runtime" / "channel"
     arguments = [*_WARNINGS, *flags, f"-I{NATIVE}", f"-I{channel}"]
-    folder = _cache() / _digest([compiler, *arguments], sources)
+    folder = cache_folder() / _digest([compiler, *arguments], sources)
     target = folder / name
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:

@@ -73,6 +73,7 @@ class Launcher:
     ring_bytes: int = 1 << 20
     deadline_s: float = 120.0
     environment: dict[str, str] = field(default_factory=dict)
+    proxy_environment: dict[str, str] = field(default_factory=dict)
 
     def run(
         self,
@@ -141,7 +142,7 @@ class Launcher:
     def _start_proxies(
         self, stack: ExitStack, rings: list[int], devices: int, errors: Any
     ) -> list[subprocess.Popen[str]]:
-        ranks = len(rings)
+        ranks, environment = len(rings), {**os.environ, **self.proxy_environment}
         table = [rank * devices // ranks for rank in range(ranks)]
         segments: dict[tuple[int, int], int] = {}
         board = -1
@@ -150,7 +151,8 @@ class Launcher:
                 f"import sys, torch; sys.path.insert(0, {str(self.device_dir)!r}); import _ergo_device; "
                 "print(_ergo_device.shm_segment_bytes(1 << 20), _ergo_device.BOARD_REGION_BYTES)"
             )
-            asked = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+            command = [sys.executable, "-c", program]
+            asked = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
             size, region = map(int, asked.stdout.split())
             board = os.memfd_create("board")
             stack.callback(os.close, board)
@@ -166,6 +168,7 @@ class Launcher:
             spec = {"self": index, "table": table, "rings": mine, "shared": shared, "board": board}
             proxy = subprocess.Popen(
                 [sys.executable, str(HERE / "device_process.py"), str(self.device_dir), json.dumps(spec)],
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -10,6 +10,8 @@ from launcher import Launcher, RankResult
 
 from tests.proxy_runtime.rank.distributed.native import SCRIPTS, free_ports, run_native
 
+pytestmark = pytest.mark.timeout(1300)
+_DEADLINE_S = 600.0  # of each side, on a machine that has other things to do
 _SCRIPTS = ("data_parallel", "sharded", "tensors", "pipelines", "groups")
 
 
@@ -25,9 +27,9 @@ def compare(launcher: Launcher, name: str, scratch: Path, ranks: int, devices: i
         (scratch / side).mkdir()
         return [str(scratch / side), str(free_ports(8))]
 
-    launcher.deadline_s = 300.0
+    launcher.deadline_s = _DEADLINE_S
     script = SCRIPTS / f"{name}.py"
-    native = lines(run_native(script, *arguments("native"), ranks=ranks))
+    native = lines(run_native(script, *arguments("native"), ranks=ranks, deadline_s=_DEADLINE_S))
     results = launcher.run(script, *arguments("ours"), ranks=ranks, devices=devices)
     ours = lines(results)
     raised = [line for rank in ours for line in rank if " raised " in line]

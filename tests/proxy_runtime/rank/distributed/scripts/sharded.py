@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from same import DEVICE, KIND, ON_DEVICE, WORLD, begin, case, digest, end, values
 from torch import nn
+from torch.distributed.algorithms._comm_hooks import default_hooks
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -136,10 +138,35 @@ def fsdp1(**arguments: Any) -> FullyShardedDataParallel:
     return FullyShardedDataParallel(net(), auto_wrap_policy=policy, device_id=torch.device("cuda", 0), **arguments)
 
 
-def trained_fsdp1(**arguments: Any) -> str:
+class Cast(nn.Module):
+    """What FSDP1's mixed precision does to the parameters and inputs of a module."""
+
+    def __init__(self, inner: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.inner, self.dtype = inner, dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lowered = {name: parameter.to(self.dtype) for name, parameter in self.inner.named_parameters()}
+        return torch.func.functional_call(self.inner, lowered, (x.to(self.dtype),))
+
+
+def divided_twice(state, bucket):  # DDP refuses annotations that are text
+    """Averages as FSDP1 does: part of the division before the sum, part of it after."""
+    total = bucket.buffer().div_(state.gradient_predivide_factor)
+    future = dist.all_reduce(total, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0].div_(state.gradient_postdivide_factor))
+
+
+def parallel(module: nn.Module) -> nn.Module:
+    model = DistributedDataParallel(module)
+    model.register_comm_hook(default_hooks.DefaultState(dist.group.WORLD), divided_twice)
+    return model
+
+
+def trained_fsdp1(native: nn.Module | None = None, **arguments: Any) -> str:
     """The whole parameters after training; natively those of DDP."""
     if not ON_DEVICE:
-        model: nn.Module = DistributedDataParallel(net())
+        model = parallel(native or net())
         train(model)
         return digest(*model.parameters())
     sharded = fsdp1(use_orig_params=True, **arguments)
@@ -153,42 +180,40 @@ FSDP1 = {
     "fsdp1_gradients": {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP},
     "fsdp1_none": {"sharding_strategy": ShardingStrategy.NO_SHARD},
     "fsdp1_offloaded": {"cpu_offload": CPUOffload(offload_params=True)},
+    "fsdp1_bf16": {"mixed_precision": MixedPrecision(torch.bfloat16, torch.float32, torch.bfloat16)},
 }
 for name, arguments in FSDP1.items():
 
     def one(arguments: dict[str, Any] = arguments) -> str:
-        return trained_fsdp1(**arguments)
+        return trained_fsdp1(Cast(net(), torch.bfloat16) if "mixed_precision" in arguments else None, **arguments)
 
     one.__name__ = name
     case(one)
 
 
 @case
-def fsdp1_hybrid() -> None:
-    if ON_DEVICE:
-        mesh = init_device_mesh(KIND, HALVES, mesh_dim_names=("replicate", "shard"))
-        trained_fsdp1(sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=mesh)
+def fsdp1_hybrid() -> str:
+    mesh = init_device_mesh(KIND, HALVES, mesh_dim_names=("replicate", "shard"))
+    return trained_fsdp1(sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=mesh)
 
 
 @case
-def fsdp1_bf16() -> None:
-    if ON_DEVICE:
-        trained_fsdp1(mixed_precision=MixedPrecision(torch.bfloat16, torch.float32, torch.bfloat16))
-
-
-@case
-def fsdp1_state_dicts() -> None:
+def fsdp1_state_dicts() -> str:
     if not ON_DEVICE:
-        return
+        whole = parallel(net())
+        train(whole)
+        return digest(*whole.state_dict().values())
     model = fsdp1()
     _, optimizer = train(model)
-    for kind in (StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT):
+    for kind in (StateDictType.SHARDED_STATE_DICT, StateDictType.FULL_STATE_DICT):
         with FullyShardedDataParallel.state_dict_type(model, kind):
-            model.load_state_dict(model.state_dict())
+            found = model.state_dict()
+            model.load_state_dict(found)
             state = FullyShardedDataParallel.optim_state_dict(model, optimizer)
             optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, state))
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
         model.load_state_dict(model.state_dict())
+    return digest(*found.values())
 
 
 end()
