@@ -66,6 +66,9 @@ async def test_a_life_in_the_queue(ergo, submitted):
     assert "queued" in refused.err
     refused = await ergo("resume", submitted, code=1)
     assert "not held" in refused.err
+    refused = await ergo("resize", submitted, "--devices", "3", code=1)
+    assert refused.err.count("\n") == 1
+    assert "A job of 2 ranks cannot use 3 devices" in refused.err
 
 
 async def test_holding_a_queued_job(ergo, submitted):

@@ -174,6 +174,7 @@ BAD_INPUT = [
     (["run", "--checkpoint-dir", "existing.py", "EXISTING"], 1, "existing.py is not a checkpoint directory"),
     (["local", "cut"], 1, "no job is running"),
     (["local", "cut", "run-00000000"], 1, "no job run-00000000"),
+    (["local", "resize", "run-00000000", "--devices", "2"], 1, "no job run-00000000"),
 ]
 
 
