@@ -80,6 +80,7 @@ class Floor:
 
 
 FLOOR = Floor()
+_MOVES = ("migrate", "resize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +128,18 @@ class StandInJob:
         while True:
             since, runs = workflow.now(), self._phase is JobPhase.RUNNING
             try:
-                await workflow.wait_condition(lambda: bool(self._mail), timeout=rest if runs else None)
+                await workflow.wait_condition(lambda: bool(self._mail), timeout=rest / self._share if runs else None)
             except TimeoutError:
                 break
             if runs:
-                rest = max(rest - (workflow.now() - since), timedelta(milliseconds=1))
+                rest = max(rest - (workflow.now() - since) * self._share, timedelta(milliseconds=1))
             await self._obey(self._mail.pop(0))
         await self._become(JobPhase.COMPLETED, leave=True)
+
+    @property
+    def _share(self) -> float:
+        """How fast it gets on."""
+        return len(self._devices) / self._input.ranks
 
     async def _obey(self, directive: Directive) -> None:
         waits = self._phase in (JobPhase.QUEUED, JobPhase.SUSPENDED)
@@ -145,6 +151,15 @@ class StandInJob:
                 FLOOR.take(self._job, Epoch(self._epoch), self._devices)
             await self._become(JobPhase.STARTING)
             await asyncio.sleep(START_S)
+            await self._become(JobPhase.RUNNING)
+        elif directive.action in _MOVES and self._phase is JobPhase.RUNNING and directive.notice == self._number:
+            before, self._epoch = self._devices, self._epoch + 1
+            await self._become(JobPhase.RESIZING if directive.action == "resize" else JobPhase.MOVING)
+            await asyncio.sleep(START_S)
+            self._devices = directive.devices
+            if not workflow.unsafe.is_replaying():
+                FLOOR.leave(self._job, before)
+                FLOOR.take(self._job, Epoch(self._epoch), self._devices)
             await self._become(JobPhase.RUNNING)
         elif directive.action == "preempt" and self._phase is JobPhase.RUNNING:
             await self._become(JobPhase.SUSPENDING)
@@ -173,8 +188,9 @@ class StandInJob:
             FLOOR.phases[self._job] = self._phase
         waits = self._phase in (JobPhase.QUEUED, JobPhase.SUSPENDED)
         demand = Demand(
-            self._job, TenantId(input.tenant), input.tier, 0, input.ranks, input.unit, 1, input.ranks, self._submitted
-        )
+            self._job, TenantId(input.tenant), input.tier, 0, input.ranks, input.unit, 1, input.ranks, self._submitted,
+            widths=_widths(input.ranks), measured=True,
+        )  # fmt: skip
         notice = JobNotice(
             self._job, Generation(1), self._number, workflow.info().first_execution_run_id, demand, self._phase,
             Epoch(self._epoch), self._devices, "devices" if waits else "nothing",
@@ -189,6 +205,14 @@ class StandInJob:
                 initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=2)
             ),
         )
+
+
+def _widths(ranks: int) -> tuple[int, ...]:
+    """Those that a data-parallel job can have: by halves, as far as these are whole."""
+    found = [ranks]
+    while found[-1] % 2 == 0:
+        found.append(found[-1] // 2)
+    return tuple(reversed(found))
 
 
 class StandInNodes:

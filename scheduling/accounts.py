@@ -45,12 +45,14 @@ class Heard:
         rate: devices that deliver from then on.
         delivered_s: device-seconds that it had got until then; None where nobody knows.
         held: a person holds it, and it has no devices: its hour stands still.
+        width: what it asks for; 0 where that is known otherwise. A person may change it.
     """
 
     at: float
     rate: int
     delivered_s: float | None = None
     held: bool = False
+    width: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +142,17 @@ def service_of(job: JobState, now: datetime, *, over: bool = False) -> ServiceSt
 
 
 def rebuilt(
-    tenant: TenantId, tier: Tier, width: int, words: Iterable[Heard | Admitted], now: float, *, over: bool = False
+    tenant: TenantId, tier: Tier, words: Iterable[Heard | Admitted], now: float, *, over: bool = False
 ) -> ServiceState:
     """The same from the words alone, in any order; the last is the job's end where it is `over`."""
+    width = 1
     ordered = sorted(words, key=lambda word: (word.at, isinstance(word, Admitted)))
     account: Account | None = None
     for word in ordered:
         if account is None:
             account = Account(int(State.WAITING), at=word.at)
         if isinstance(word, Heard):
+            width = word.width or width
             account = follow(account, tier, width, word)
         elif account.admitted is None:
             job = _job(account, tier, width)

@@ -88,7 +88,6 @@ class _Told:
 
     tenant: TenantId
     tier: Tier | None = None
-    width: int = 0
     words: list[Heard | Admitted] = field(default_factory=list["Heard | Admitted"])
     over: bool = False
 
@@ -112,16 +111,16 @@ def services_of_events(events: Iterable[Event], now: datetime) -> tuple[list[Ser
                 told.words.append(Admitted(seconds(event.data.admitted_at)))
             continue
         data = event.data
-        told.tier, told.width = data.tier or told.tier, data.width or told.width
-        width = len(data.placement.devices) if data.placement else 0
-        rate = min(width, told.width) if data.after is JobPhase.RUNNING else 0
+        told.tier = data.tier or told.tier
+        held, asked = len(data.placement.devices) if data.placement else 0, data.width or 0
+        rate = min(held, asked) if data.after is JobPhase.RUNNING else 0
         delivered_s = None if data.delivered_ms is None else data.delivered_ms / 1e3
-        told.words.append(Heard(seconds(event.time), rate, delivered_s, data.held and not width))
+        told.words.append(Heard(seconds(event.time), rate, delivered_s, data.held and not held, asked))
         told.over = told.over or data.after.ended
     found: dict[tuple[str, str], ServiceState] = {}
     for told in jobs.values():
         if told.tier is not None:
-            given = rebuilt(told.tenant, told.tier, told.width, told.words, seconds(now), over=told.over)
+            given = rebuilt(told.tenant, told.tier, told.words, seconds(now), over=told.over)
             _add(found, given)
     return _sorted(found), sum(told.tier is None for told in jobs.values())
 
