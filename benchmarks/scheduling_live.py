@@ -33,7 +33,6 @@ from benchmarks.live_history import History, read_history
 from benchmarks.live_processes import CLUSTER, Processes, connect
 from benchmarks.scheduling import LARGEST, SEED, nodes, workload
 from benchmarks.standins import FLOOR, StandInInput, StandInJob, StandInNodes
-from model.control import TELL_AGAIN
 from model.ids import JobId
 from model.job_spec import Tier
 from model.names import cluster_workflow_id
@@ -251,11 +250,11 @@ class Live:
 
 
 def _twice(history: History) -> list[str]:
-    """Jobs that were told to start under two decisions on one notice."""
+    """Jobs that were given devices by two decisions on one notice."""
     found: dict[tuple[JobId, int], set[str]] = {}
     for tick in history.ticks:
         for item in tick.directives:
-            if item.directive.action in ("place", "migrate") and item.directive.request != TELL_AGAIN:
+            if item.directive.action in ("place", "migrate", "resize"):
                 found.setdefault((item.job, item.directive.notice), set()).add(item.directive.decision)
     return [f"{job}, notice {number}: {sorted(ids)}" for (job, number), ids in found.items() if len(ids) > 1]
 
