@@ -13,7 +13,7 @@ from tests.fleet.harness import LocalFleet, require_right, submit_gpt
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 RANKS = 4
-LONG = ("--steps", "1200", "--d-model", "64", "--layers", "2", "--sync-every", "1", "--log-every", "0")
+LONG = ("--steps", "500", "--d-model", "64", "--layers", "2", "--sync-every", "1", "--log-every", "0")
 SUBMIT = ("--tier", "basic", "--ranks", str(RANKS), "--checkpoint-every", "15")
 
 
@@ -58,7 +58,7 @@ def test_a_random_sequence_of_resizes_moves_preemptions_and_checkpoints(fleet, t
     job = submit_gpt(fleet, tmp_path, "anything", SUBMIT, LONG)
     fleet.until_step(job, 3)
     done: list[str] = []
-    for _ in range(8):
+    for _ in range(6):
         view = fleet.until_phase(job, JobPhase.RUNNING, JobPhase.COMPLETED)
         if view.phase.ended:
             break
