@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks import fleet, proxy, runtime, scheduling, scheduling_live, store  # noqa: F401  (they register their benchmarks)
+from benchmarks import elastic, fleet, proxy, runtime, scheduling, scheduling_live, store  # noqa: F401  (they register their benchmarks)
 from benchmarks.harness import Benchmark, Context, select
 from benchmarks.machine import describe_machine, describe_versions
 from proxy_runtime.errors import ErgoError

@@ -12,8 +12,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.harness import BenchmarkError, Condition, Context, Figure, benchmark
 from benchmarks.proxy import sides
@@ -24,7 +25,7 @@ from proxy_runtime.channel.ring import Ring
 _RANK = ("ergo::rank::(anonymous namespace)::Unboxed*", "ergo::rank::forward_operator(*", "*delete_storage*")
 _PROXY = ("ergo::device::RankServer::handle(*",)
 _SUMMARY = re.compile(r"^(?:summary|totals): (\d+)$", re.MULTILINE)
-_CALLS = 2000
+CALLS = 2000
 # Instructions a call, with torch 2.15. Counts of two runs differ by up to 3 %, a tenth more is a regression: who makes
 # one on purpose, or makes it better, writes down the new counts here and says why (docs/speed.md).
 _BASELINES = {"add": {"rank": 3792, "proxy": 9388}, "layer_norm": {"rank": 8126, "proxy": 23860}}
@@ -40,9 +41,9 @@ def instructions(context: Context) -> Iterator[Figure]:
             remedy="Install it (apt-get install valgrind).",
         )
     for operator, baselines in _BASELINES.items():
-        context.say(f"{_CALLS} calls of {operator}, two runs under callgrind")
-        for side, count in (("rank", _rank), ("proxy", _proxy)):
-            found = count(context, operator) / _CALLS
+        context.say(f"{CALLS} calls of {operator}, two runs under callgrind")
+        for side, count in (("rank", _rank), ("proxy", count_in_proxy)):
+            found = count(context, operator) / CALLS
             bound = Condition("<=", round(baselines[side] * _REGRESSION))
             name = f"proxy.instructions.{side}.{operator}"
             yield Figure(name, "instructions", [found], bound, details={"baseline": baselines[side]})
@@ -82,11 +83,12 @@ def _rank(context: Context, operator: str) -> int:
     with sides.proxied("small_ops.py", scratch=scratch, prefix=_callgrind(scratch / "out", _RANK)) as side:
         side.ask("timed", operator=operator, calls=1)
         _begin(side.processes[0].pid)
-        side.ask("timed", operator=operator, calls=_CALLS)
+        side.ask("timed", operator=operator, calls=CALLS)
     return _counted(scratch / "out")
 
 
-def _proxy(context: Context, operator: str) -> int:
+def count_in_proxy(context: Context, operator: str, more: Mapping[str, str] = MappingProxyType({})) -> int:
+    """Instructions that `CALLS` calls take in a proxy; `more` goes into its environment."""
     scratch, made = context.directory(), sides.runtime_build()
     with contextlib.ExitStack() as stack:
         ring = stack.enter_context(Ring.create(0, made.id))
@@ -95,7 +97,7 @@ def _proxy(context: Context, operator: str) -> int:
                 *_callgrind(scratch / "out", _PROXY),
                 *(sys.executable, str(sides.JOBS / "bare_proxy.py"), str(made.device_dir), str(ring.fd)),
             ],
-            env=environment() | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            env=environment() | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} | dict(more),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[ring.fd],
@@ -110,6 +112,6 @@ def _proxy(context: Context, operator: str) -> int:
         side.ask("timed", operator=operator, calls=1)
         side.ask("timed", operator="item", calls=1)
         _begin(proxy.pid)
-        side.ask("timed", operator=operator, calls=_CALLS)
+        side.ask("timed", operator=operator, calls=CALLS)
         side.ask("timed", operator="item", calls=1)
     return _counted(scratch / "out")

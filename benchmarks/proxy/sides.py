@@ -27,7 +27,7 @@ from proxy_runtime.channel.ring import Ring
 from proxy_runtime.device.connection import DeviceProxyClient
 from proxy_runtime.device.launcher import Zygote
 from proxy_runtime.device.wiring import connect_fabric
-from proxy_runtime.shim.spec import rank_variables
+from proxy_runtime.shim.spec import contiguous_placement, rank_variables
 
 JOBS = Path(__file__).with_name("jobs")
 _DEADLINE_S = 300.0
@@ -53,11 +53,13 @@ class Side:
         processes: the ranks.
         others: ids of the processes that work for them.
         log: what they write to standard error.
+        proxies: their device proxies.
     """
 
     processes: list[subprocess.Popen[bytes]]
     log: Path
     others: list[int] = field(default_factory=list)
+    proxies: list[DeviceProxyClient] = field(default_factory=list)
     _rest: dict[int, bytes] = field(default_factory=dict)
 
     def ask(self, operation: str, **fields: Any) -> list[dict[str, Any]]:
@@ -120,21 +122,22 @@ def proxied(
     *arguments: str,
     scratch: Path,
     ranks: int = 1,
+    devices: int | None = None,
     prefix: Sequence[str] = (),
     python: Path | None = None,
 ) -> Iterator[Side]:
-    """The same script as ranks of a job, one device proxy each. `python`: the interpreter of the zygote."""
+    """The same script as ranks of a job, on a device each or on `devices`. `python`: the interpreter of the zygote."""
     made = runtime_build()
     log = scratch / "proxied.txt"
     with contextlib.ExitStack() as stack:
         zygote = stack.enter_context(Zygote.start(made, log=scratch / "zygote.txt", python=python))
         rings = [stack.enter_context(Ring.create(rank, made.id)) for rank in range(ranks)]
-        proxies = start_proxies(stack, zygote, rings, scratch)
+        proxies = start_proxies(stack, zygote, rings, scratch, devices)
         processes = []
         for rank, ring in enumerate(rings):
             more = rank_environment(ring, rank, ranks)
             processes.append(_start(stack, script, arguments, more, log, prefix, ring.fd))
-        yield Side(processes, log, [proxy.pid for proxy in proxies])
+        yield Side(processes, log, [proxy.pid for proxy in proxies], proxies)
 
 
 @contextlib.contextmanager
@@ -146,17 +149,19 @@ def rank_of(ring: Ring, script: str, *arguments: str, scratch: Path) -> Iterator
 
 
 def start_proxies(
-    stack: contextlib.ExitStack, zygote: Zygote, rings: Sequence[Ring], scratch: Path
+    stack: contextlib.ExitStack, zygote: Zygote, rings: Sequence[Ring], scratch: Path, devices: int | None = None
 ) -> list[DeviceProxyClient]:
-    """Warm proxies with their rings attached, pinned and running; they end with `stack`."""
-    proxies = []
-    for _ in rings:
+    """Warm proxies, one a ring or `devices`, with their rings attached, pinned and running; they end with `stack`."""
+    placement = contiguous_placement(len(rings), devices or len(rings))
+    proxies: list[DeviceProxyClient] = []
+    for _ in set(placement):
         proxies.append(stack.enter_context(zygote.fork(scratch / "proxy.txt", deadline_s=_DEADLINE_S)))
         os.sched_setaffinity(proxies[-1].pid, cores())
-    if len(proxies) > 1:
-        connect_fabric(proxies, list(range(len(proxies))))
-    for rank, (proxy, ring) in enumerate(zip(proxies, rings, strict=True)):
-        proxy.attach(rank, ring.fd)
+    if len(rings) > 1:
+        connect_fabric(proxies, placement)
+    for rank, (device, ring) in enumerate(zip(placement, rings, strict=True)):
+        proxies[device].attach(rank, ring.fd)
+    for proxy in proxies:
         proxy.run()
     return proxies
 

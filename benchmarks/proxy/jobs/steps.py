@@ -165,4 +165,5 @@ def main() -> None:
     serve({"window": window, "digest": digest})
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""`elastic.overhead`: N ranks on one device over the same ranks on a device each, and over N times one rank alone.
+
+Two cores cannot serve N devices at full speed, so at full width the CPU time of all N proxies is taken, and the wall
+time with everything on the same two cores; on one device the same. Beside that, without a condition, N times what one
+rank alone takes (a job of one rank, whose collectives move nothing): the sum of all that N ranks do together is in it.
+Windows of the three sides are measured in turns. Bits on one device and at full width are compared first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from benchmarks.elastic.jobs import OVERHEAD, SCRIPT, WARM_STEPS, WAYS, splice_stats
+from benchmarks.harness import BenchmarkError, Condition, Context, Figure, alternate, benchmark
+from benchmarks.proxy.compare import interval, windows_of
+from benchmarks.proxy.sides import Side, cpu_s, proxied
+
+_PAIRS_A_REPEAT = 3
+_WINDOW_S = 0.3
+_FEWEST_STEPS = 4
+
+
+@dataclass(slots=True)
+class _Measured:
+    """Windows of one side: wall time as its slowest rank saw it, CPU time of its proxies, in s."""
+
+    side: Side
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def window(self, steps: int) -> float:
+        before = self._cpu_s()
+        self.wall.append(max(answer["seconds"] for answer in self.side.ask("window", steps=steps)))
+        self.cpu.append(self._cpu_s() - before)
+        return self.wall[-1]
+
+    def _cpu_s(self) -> float:
+        return sum(cpu_s(pid) for pid in self.side.others)
+
+    def forget(self) -> None:
+        self.wall.clear()
+        self.cpu.clear()
+
+
+def _measure(ways: int) -> Callable[[Context], Iterator[Figure]]:
+    def measure(context: Context) -> Iterator[Figure]:
+        with contextlib.ExitStack() as stack:
+
+            def start(ranks: int, devices: int) -> _Measured:
+                scratch = context.directory()
+                return _Measured(stack.enter_context(proxied(SCRIPT, scratch=scratch, ranks=ranks, devices=devices)))
+
+            sides = start(ways, 1), start(ways, ways), start(1, 1)
+            for name, job in OVERHEAD.items():
+                context.say(f"{name}, {ways} ranks on one device, on {ways}, and one alone")
+                for each in sides:
+                    each.side.ask("make", **job.fields)
+                _in_turns(sides, _PAIRS_A_REPEAT * context.repeat, ways)
+                yield from _figures(f"elastic.overhead.{name}.{ways}way", *sides, ways, job.weighs)
+
+    measure.__doc__ = f"{ways} ranks on one device."
+    return measure
+
+
+def _in_turns(sides: tuple[_Measured, _Measured, _Measured], pairs: int, ways: int) -> None:
+    spliced, full, alone = sides
+    for each in sides:
+        each.window(WARM_STEPS)
+    steps = max(_FEWEST_STEPS, windows_of(_WINDOW_S / ways, alone.window, most=64))
+    for each in sides:
+        each.forget()
+    for first, pair in alternate(pairs):
+        (spliced if first else full).window(steps)
+        if first == (pair % 2 == 0):  # once a pair, between the two
+            alone.window(steps)
+    digests = [[answer["digest"] for answer in side.side.ask("digest")] for side in (spliced, full)]
+    if digests[0] != digests[1]:
+        raise BenchmarkError(
+            f"{ways} ranks on one device and on {ways} gave different losses or weights: nothing to compare.",
+            code="benchmark.different-bits",
+        )
+
+
+def _figures(
+    name: str, spliced: _Measured, full: _Measured, alone: _Measured, ways: int, weighs: bool
+) -> Iterator[Figure]:
+    must = Condition("<", 0) if weighs else Condition("<=", 3)
+    details = {"splice": splice_stats(spliced.side)}
+    yield beyond(f"{name}.cpu", spliced.cpu, full.cpu, must, **details)
+    yield beyond(f"{name}.wall", spliced.wall, full.wall, must)
+    yield beyond(f"{name}.cpu_alone", spliced.cpu, [ways * each for each in alone.cpu], None)
+    yield beyond(f"{name}.wall_alone", spliced.wall, [ways * each for each in alone.wall], None)
+
+
+def beyond(name: str, ours: list[float], bound: list[float], must: Condition | None, **details: object) -> Figure:
+    """By how much ours is more, in percent: pairs of neighbouring windows."""
+    samples = [(a / b - 1) * 100 for a, b in zip(ours, bound, strict=True)]
+    found = {
+        "interval_95": list(interval(samples)),
+        "one_device_s": statistics.median(ours),
+        "other_s": statistics.median(bound),
+    }
+    return Figure(name, "%", samples, must, details=found | details)
+
+
+for _ways in WAYS:
+    benchmark(f"elastic.overhead.{_ways}way")(_measure(_ways))
