@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import ceil, inf
 
 from sortedcontainers import SortedList
 
 from scheduling.core import capacity
 from scheduling.core.devices import GAIN, NEVER_YET, URGENT, Devices, by_order, soft
 from scheduling.core.model import Ask, Job, Node, Pool, State, Tenant, promise_of, rank_of
-from scheduling.core.service import SHORT_HOUR_S, accrue, admit, close_hour, spend, zero_slack
-from scheduling.core.settings import BASIC, LENT, PREMIUM, Settings
+from scheduling.core.service import SHORT_HOUR_S, accrue, admit, close_hour, lead_s, spares_at, spend, zero_slack
+from scheduling.core.settings import BASIC, LENT, PREMIUM, STANDARD, Settings
 
 
 class Book(Devices):
@@ -32,6 +32,7 @@ class Book(Devices):
         self.grown_at = NEVER_YET
         self.turned_at = NEVER_YET
         self._narrow_key: dict[str, tuple[int, float, str]] = {}
+        self._spared: dict[str, tuple[Pool, list[tuple[int, tuple[int, str]]]]] = {}
 
     # -- nodes ----------------------------------------------------------------------------------------------------
 
@@ -288,7 +289,7 @@ class Book(Devices):
     def _promise(self, job: Job, sign: int) -> None:
         amount = sign * promise_of(job.ask)
         pool = self.pools[job.promised_in]
-        pool.hundredths += amount
+        capacity.promise(pool, job.ask, sign)
         pool.short += sign * (job.ranks - job.width)
         pool.gain += sign < 0
         tenant: Tenant | None = job.tenant
@@ -305,7 +306,7 @@ class Book(Devices):
             job.due = inf
             return
         at = zero_slack(job, now)
-        self.call(job, max(now, at - self.settings.lead_s(job.rank)) if at < 1e300 else inf)
+        self.call(job, max(now, at - lead_s(job, self.settings)) if at < 1e300 else inf)
 
     def call(self, job: Job, at: float) -> None:
         """It must be looked at then, because its slack is nearly used up; infinite: it need not."""
@@ -329,8 +330,11 @@ class Book(Devices):
 
     def _list(self, job: Job, now: float) -> None:
         self._unlist(job)
+        job.spares_at = inf
         if job.width < job.ranks:
             job.key = zero_slack(job, now)
+        elif job.rank == STANDARD:
+            job.spares_at = spares_at(job, now, self.settings.enter_slack_s, self.settings.cool_s[STANDARD])
         self.enlist(job)
 
     def enlist(self, job: Job) -> None:
@@ -342,6 +346,12 @@ class Book(Devices):
         elif job.rank == LENT:
             self.lent.add(arrival(job))
             self.may_admit = True
+        elif job.spares_at < inf:
+            at = ceil(job.spares_at)
+            entries = [(count, (at, node.order)) for node, count in job.given.items()]
+            for count, item in entries:
+                job.pool.spares.add(count, item)
+            self._spared[job.id] = job.pool, entries
 
     def _unlist(self, job: Job) -> None:
         if job.rank == LENT:
@@ -349,6 +359,10 @@ class Book(Devices):
         key = self._narrow_key.pop(job.id, None)
         if key is not None and job.pool is not None:
             self.narrow[job.pool.key].remove(key)
+        spared = self._spared.pop(job.id, None)
+        if spared is not None:
+            for count, item in spared[1]:
+                spared[0].spares.remove(count, item)
 
 
 def arrival(job: Job) -> tuple[int, int, float, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from scheduling.core.model import Node, Pool, Rack
+from scheduling.core.model import Ask, Node, Pool, Rack, least_width, promise_of
+from scheduling.core.settings import PREMIUM
 
 
 def sort_key(name: str) -> str:
@@ -81,6 +82,17 @@ def update(node: Node, free: int = 0, low: int = 0, mid: int = 0) -> None:
     if new_mid != old_mid or new_low != old_low:
         pool.by_mid.remove(old_mid, (-old_low, order))
         pool.by_mid.add(new_mid, (-new_low, order))
+
+
+def promise(pool: Pool, ask: Ask, sign: int) -> None:
+    """A level is promised out of a pool, or (-1) no more."""
+    pool.hundredths += sign * promise_of(ask)
+    if ask.tier == PREMIUM:
+        pool.fixed += sign * ask.ranks
+    elif sign > 0:
+        pool.widest.add(least_width(ask))
+    else:
+        pool.widest.remove(least_width(ask))
 
 
 def _enlist(node: Node, sign: int) -> None:

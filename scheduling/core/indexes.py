@@ -47,6 +47,15 @@ class Buckets:
                 for item in self.buckets[bucket].islice(0, most_each):
                     yield item[1]
 
+    def until(self, low: int, limit: int, most_each: int) -> Iterator[str]:
+        """Names from bucket `low` upwards, then from below it downwards, whose number is at most `limit`."""
+        for bucket in (*range(low, len(self.counts)), *range(low - 1, 0, -1)):
+            if bucket < len(self.counts) and self.counts[bucket]:
+                for number, name in self.buckets[bucket].islice(0, most_each):
+                    if number > limit:
+                        break
+                    yield name
+
     def downwards(self, low: int = 1) -> Iterator[str]:
         """Names from the highest bucket down to `low`."""
         for bucket in range(len(self.counts) - 1, low - 1, -1):

@@ -7,6 +7,8 @@ from enum import IntEnum
 from itertools import pairwise
 from math import inf
 
+from sortedcontainers import SortedList
+
 from scheduling.core.indexes import Buckets
 from scheduling.core.settings import BASIC, LENT, LEVELS, PREMIUM, STANDARD
 
@@ -111,13 +113,17 @@ class Pool:
         capacity: devices of open nodes that are not leased: what promises are made of.
         devices: of all live nodes; `free` of them, `low` and `mid` as for nodes.
         hundredths: of devices, level times width summed over admitted jobs; `short`: devices that these lack.
+        fixed: full widths of admitted premium jobs, which have no time to spare. `widest`: of each admitted standard
+            job the least width at which it keeps its level: it must fit beside these.
         reserver: the job for which what becomes free on some nodes is kept.
+        spares: nodes by devices that one standard job has there, in the order of its `spares_at`.
         gain: grows whenever somebody who failed before might now succeed.
     """
 
     __slots__ = (
-        "by_free", "by_low", "by_mid", "by_order", "capacity", "devices", "free", "gain", "hundredths", "key", "low",
-        "mid", "nodes", "rack_by_order", "racks", "racks_by_empty", "reserver", "short", "size", "sizes",
+        "by_free", "by_low", "by_mid", "by_order", "capacity", "devices", "fixed", "free", "gain", "hundredths", "key",
+        "low", "mid", "nodes", "rack_by_order", "racks", "racks_by_empty", "reserver", "short", "size", "sizes",
+        "spares", "widest",
     )  # fmt: skip
 
     def __init__(self, key: str) -> None:
@@ -132,8 +138,11 @@ class Pool:
         self.by_free = Buckets()
         self.by_low = Buckets()
         self.by_mid = Buckets()
+        self.spares = Buckets()
         self.capacity = self.devices = self.free = self.low = self.mid = 0
         self.hundredths = 0
+        self.fixed = 0
+        self.widest: SortedList[int] = SortedList()
         self.short = 0
         self.reserver: Job | None = None
         self.gain = 0
@@ -160,6 +169,8 @@ class Job:
         served: device-seconds since submission; `rate` devices deliver now, counted up to `at`.
         changed: when it was last told anything, for the `changes`-th time.
         due: when it must be looked at because its slack is nearly used up; infinite if not.
+        spares_at: from when on it can do without its devices for long enough that its like may have them for a while;
+            for as long as it is told nothing. Infinite where it has no level, or is narrow.
         key: its zero-slack time when it was last put in order; what it is ordered by until then.
         not_before: it is not placed earlier.
         holding: a person wants it held; it is once it has stopped.
@@ -169,8 +180,8 @@ class Job:
     __slots__ = (
         "admitted", "ask", "at", "below", "changed", "changes", "claim", "claim_until", "claimed_at", "delivered",
         "due", "given", "holding", "hours", "id", "key", "missing", "not_before", "pool", "promised_in", "rank",
-        "ranks", "rate", "reserves", "served", "stamp", "state", "target", "tenant", "ticket", "unit", "waits_since",
-        "why", "width", "widths", "window_end", "window_start",
+        "ranks", "rate", "reserves", "served", "spares_at", "stamp", "state", "target", "tenant", "ticket", "unit",
+        "waits_since", "why", "width", "widths", "window_end", "window_start",
     )  # fmt: skip
 
     def __init__(self, ask: Ask, tenant: Tenant) -> None:
@@ -207,6 +218,7 @@ class Job:
         self.holding = False
         self.hours = 0
         self.below = 0
+        self.spares_at = inf
         self.stamp = 0
         self.ticket = 0
         self.why: tuple[object, ...] = ()
@@ -252,6 +264,12 @@ class Tenant:
     def promised(self) -> float:
         """Devices times level that are promised to it and those below it."""
         return self.hundredths / 100
+
+
+def least_width(ask: Ask) -> int:
+    """The narrowest width at which its level can be kept."""
+    level = LEVELS[ask.tier] - 1e-9
+    return next(width for width in ask.widths or (ask.ranks,) if width >= level * ask.ranks)
 
 
 def promise_of(ask: Ask) -> int:

@@ -9,7 +9,7 @@ from itertools import islice
 
 from scheduling.core.model import Job, Node, Pool, State
 from scheduling.core.reclaiming import Reclaim
-from scheduling.core.service import slack
+from scheduling.core.service import lead_s, slack
 from scheduling.core.settings import Settings
 
 NODES = 16
@@ -71,7 +71,7 @@ def _movable(settings: Settings, job: Job, now: float) -> bool:
         and not job.claim
         and len(job.given) == 1
         and now - job.changed >= settings.move_cool_s
-        and slack(job, now) >= settings.lead_s(job.rank) + settings.pause_s
+        and slack(job, now) >= lead_s(job, settings) + settings.pause_s
     )
 
 

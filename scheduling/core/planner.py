@@ -13,12 +13,12 @@ from scheduling.core.actions import Action, Kind, Plan, Why
 from scheduling.core.book import Book, arrival
 from scheduling.core.devices import CLAIM, LEASE, NEVER_YET, URGENT
 from scheduling.core.draining import drain
-from scheduling.core.model import Job, Node, Pool, State, promise_of
+from scheduling.core.model import Job, Node, Pool, State, least_width, promise_of
 from scheduling.core.moving import make_room
 from scheduling.core.placing import Places, find, find_elsewhere, find_more, find_occupied, fits_empty
 from scheduling.core.reclaiming import Reclaim, Reclaimer
-from scheduling.core.service import zero_slack
-from scheduling.core.settings import BASIC, LENT, LEVELS, STANDARD
+from scheduling.core.service import lead_s, zero_slack
+from scheduling.core.settings import BASIC, LENT, LEVELS, PREMIUM, STANDARD
 from scheduling.core.waiting import HOPELESS, Queue, Round, gain_of
 
 _Step = tuple[Places | Reclaim, Pool]
@@ -38,7 +38,7 @@ class Planner:
         self._actions: list[Action] = []
         self._turn = False
         self._kept: dict[str, Job] = {}
-        self._in_vain: dict[tuple[str, int], list[int]] = {}
+        self._in_vain: dict[tuple[str, int, bool], list[int]] = {}
         self._round: Round | None = None
 
     def plan(self, now: float) -> Plan:
@@ -128,7 +128,7 @@ class Planner:
         if job.width == job.ranks:
             return
         if job.claim or not self._obtain(job, self._pools(job), urgent=True):
-            due = zero_slack(job, self.now) - self.settings.lead_s(job.rank)
+            due = zero_slack(job, self.now) - lead_s(job, self.settings)
             self.book.call(job, max(self.now + self.settings.retry_s, due))
 
     def _keep_room(self) -> dict[str, Job]:
@@ -174,7 +174,9 @@ class Planner:
         if kept and before is not None and before.admitted is not None:
             kept = 0
         if job.ranks <= pool.capacity and (pool.hundredths + kept + amount <= cap or not pool.hundredths + kept):
-            return ()
+            beside = pool.capacity - pool.fixed - (job.ranks if job.ask.tier == PREMIUM else 0)
+            widest = least_width(job.ask) if job.ask.tier != PREMIUM else pool.widest[-1] if pool.widest else 0
+            return ("beside", pool.key, widest, max(beside, 0)) if widest > beside else ()
         name = before.id if kept and before is not None else ""
         return ("cap", pool.key, pool.promised, amount / 100, cap / 100, name)
 
@@ -288,7 +290,7 @@ class Planner:
             return True
         if not job.width and len(job.widths) > 1 and self._start_narrow(job, pools):
             return True
-        promise = job.why if job.rank == LENT and job.why and job.why[0] in ("quota", "cap") else ()
+        promise = job.why if job.rank == LENT and job.why and job.why[0] in ("quota", "cap", "beside") else ()
         self._block(job, pools, promise)
         return False
 
@@ -317,8 +319,9 @@ class Planner:
             if job.unit > 1 and not job.width and self.settings.moves:
                 way = make_room(self.settings, pool, job, self.now)
             # Where one found no way, nobody finds one in the same round who wants as much and is of its rank, or of a
-            # lower one: he may take from fewer. An old basic job may take from others than ranks say.
-            vain = self._in_vain.setdefault((pool.key, job.unit), [_ANY] * (BASIC + 1))
+            # lower one: he may take from fewer. An old basic job may take from others than ranks say, and so may one
+            # that is to be admitted.
+            vain = self._in_vain.setdefault((pool.key, job.unit, job.admitted is None), [_ANY] * (BASIC + 1))
             least = vain[BASIC] if rank == BASIC else min(vain[: rank + 1])
             if way is None and (rank < BASIC or self._turn) and (urgent or extra < least):
                 way = Reclaimer(self.settings, self.book.waiting, job, extra, self.now, rank, urgent).find(pool)

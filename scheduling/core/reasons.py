@@ -206,6 +206,12 @@ def _promise(why: tuple[Any, ...]) -> str:
             f"Its level is not promised yet, until then it gets what others leave: tenant {tenant} may have {quota:g} "
             f"devices promised, {promised:g} are; this job's level takes {amount:g}."
         )
+    if why and why[0] == "beside":
+        _, pool, widest, beside = why
+        return (
+            f"Its level is not promised yet, until then it gets what others leave: premium jobs would leave "
+            f"{devices(beside)} of {pool}, and a standard job needs {widest} together."
+        )
     if why and why[0] == "cap":
         _, pool, promised, amount, cap, before = why
         kept = f", and room is kept for {before}, which has waited longer" if before else ""
@@ -226,6 +232,7 @@ _WAITS: dict[str, Callable[..., str]] = {
     "reserves": _next_round,
     "quota": _unpromised,
     "cap": _unpromised,
+    "beside": _unpromised,
 }
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from math import floor
 
 from scheduling.core.indexes import Buckets
 from scheduling.core.model import Job, Node, Pool, State
 from scheduling.core.placing import Places
-from scheduling.core.service import endurance
+from scheduling.core.service import endurance, lead_s
 from scheduling.core.settings import BASIC, HOUR_S, LENT, LEVELS, PREMIUM, STANDARD, Settings
 from scheduling.core.waiting import Waiting
 
@@ -45,13 +47,15 @@ class Reclaimer:
         self.width = width
         self.now = now
         self.rank = rank
-        self.steal_s = settings.steal_slack_s / 3 if urgent else settings.steal_slack_s
+        entering = job.admitted is None and job.guaranteed
+        self.steal_s = settings.enter_slack_s if entering else settings.steal_slack_s / (3 if urgent else 1)
+        self.urgent = urgent
         self.most = 1e9 if urgent else settings.blast * width
         self.aged = rank == BASIC and now - job.waits_since >= settings.age_s
         self._band = waiting.band
         self._own_band = waiting.band(job, now)
-        # One that is not admitted yet has all its slack to come: it takes nothing from its like.
-        self._slack = endurance(job, now)
+        # One that is to be admitted has waited enough.
+        self._slack = endurance(job, now) if job.admitted is not None else 0.0
         self._eligible: dict[Job, bool] = {}
         # The longer it has waited, the less long others need have run: its turn comes whatever they are.
         self._quantum_s = settings.aged_quantum_s * settings.age_s / max(settings.age_s, now - job.waits_since)
@@ -59,7 +63,8 @@ class Reclaimer:
     def find(self, pool: Pool) -> Reclaim | None:
         """The cheapest way, or None: then nothing is disturbed."""
         takes_mid = self.rank <= STANDARD or self.aged
-        if takes_mid and (self.aged or self.job.admitted is None) and pool.short > self.settings.short * pool.capacity:
+        short = self.settings.short if self.aged else self.settings.enter_short
+        if takes_mid and (self.aged or self.job.admitted is None) and pool.short > short * pool.capacity:
             takes_mid = False
         if pool.free + pool.low + (pool.mid if takes_mid else 0) < self.width:
             return None
@@ -76,7 +81,7 @@ class Reclaimer:
         found: Reclaim | None = None
         each = max(2, self.settings.reclaim_nodes // max(1, size - width + 1))
         tried = 0
-        for order in islice(index.upwards(width, each), self.settings.reclaim_nodes):
+        for order in self._orders(pool, index, index.upwards(width, each), width, self.settings.reclaim_nodes):
             way = Reclaim()
             tried += 1
             if not self._clear(pool.by_order[order], width, way):
@@ -98,7 +103,8 @@ class Reclaimer:
         if len(index.buckets) <= size or index.counts[size] < count or size % self.job.unit:
             return self._several(pool, index)
         priced: list[tuple[float, str]] = []
-        for _, order in index.buckets[size].islice(0, looked_at):
+        names = (order for _, order in index.buckets[size].islice(0, looked_at))
+        for order in self._orders(pool, index, names, size, looked_at):
             way = Reclaim()
             if self._clear(pool.by_order[order], size, way):
                 priced.append((way.cost, order))
@@ -131,7 +137,7 @@ class Reclaimer:
         """No node alone is enough: the nodes with the most to give, as few as possible."""
         tries = self.settings.reclaim_nodes + 4 * (self.width // max(1, pool.size) + 1)
         total, left, unit = Reclaim(tried=tries), self.width, self.job.unit
-        for order in islice(index.downwards(unit), tries):
+        for order in self._orders(pool, index, index.downwards(unit), unit, tries):
             node = pool.by_order[order]
             if node in total.places:
                 continue
@@ -141,6 +147,15 @@ class Reclaimer:
                 if not left:
                     return total
         return None
+
+    def _orders(self, pool: Pool, index: Buckets, names: Iterable[str], width: int, most: int) -> Iterator[str]:
+        """So many nodes to look at; first those of standard jobs that can spare time, undisturbed longest."""
+        seen: dict[str, None] = {}  # a node may be there for several of its jobs
+        if index is pool.by_mid:
+            each = max(2, most // max(1, pool.size - width + 1))
+            seen = dict.fromkeys(islice(pool.spares.until(width, floor(self.now), each), most))
+            yield from seen
+        yield from islice((name for name in names if name not in seen), max(2, most - len(seen)))
 
     def _most(self, node: Node, total: Reclaim) -> int:
         return node.free + sum(
@@ -253,13 +268,15 @@ class Reclaimer:
             return False
         if rank > own and not (own == LENT and rank == BASIC):
             # Who is strictly above need not wait: there can be no taking turns.
-            return rank != STANDARD or endurance(victim, self.now) >= settings.lead_s(STANDARD)
+            return rank != STANDARD or endurance(victim, self.now) >= lead_s(victim, settings)
         ran = self.now - victim.changed
         if ran < settings.cool_s[rank]:
             return False
         if rank == STANDARD:
             own_slack = 0.0 if own > STANDARD else max(0.0, self._slack)
-            return (own == STANDARD or self.aged) and endurance(victim, self.now) - own_slack >= self.steal_s
+            # One that is narrow will soon want back what it lacks.
+            may = (own == STANDARD or self.aged) and (self.urgent or victim.width == victim.ranks)
+            return may and endurance(victim, self.now) - own_slack >= self.steal_s
         if own == LENT and rank == BASIC:
             return True
         if self.aged:

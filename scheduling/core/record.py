@@ -56,6 +56,7 @@ class JobRecord:
     due: float = inf
     key: float = inf
     stamp: int = 0
+    spares_at: float = inf
     not_before: float = 0.0
     waits_since: float = 0.0
     holding: bool = False
@@ -210,7 +211,7 @@ def _restore_job(book: Book, record: JobRecord) -> None:
         tenant = tenant.parent
     if job.admitted is not None:
         pool = book.pools[job.promised_in]
-        pool.hundredths += promise
+        capacity.promise(pool, job.ask, +1)
         pool.short += job.ranks - job.width if job.state is not State.HELD else 0
     elif job.guaranteed:
         book.arrived.add(arrival(job))

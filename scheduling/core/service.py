@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import inf, log
 
 from scheduling.core.model import Job, State, Tenant
-from scheduling.core.settings import HOUR_S, LEVELS
+from scheduling.core.settings import HOUR_S, LEVELS, Settings
 
 SHORT_HOUR_S = 600.0
 """Of a job's last hour less than this is not counted: nobody can keep a level over seconds."""
@@ -67,6 +67,29 @@ def endurance(job: Job, now: float) -> float:
     if left < job.window_end - now or job.admitted is None:
         return left
     return job.window_end - now + (1.0 - LEVELS[job.ask.tier]) * HOUR_S
+
+
+def lead_s(job: Job, settings: Settings) -> float:
+    """How long before its zero-slack time (s) an admitted job is served whatever it takes: longer, the more of its pool
+    it is, since more have to give way; and where nodes are leased, since it may have to leave one at the last moment.
+    """
+    lead = settings.lead_s(job.rank)
+    pool = job.pool
+    if pool is None or not pool.devices:
+        return lead
+    lead *= 1.0 + settings.lead_by_size * job.ranks / pool.devices
+    if pool.capacity < pool.devices:
+        lead += 4.0 * settings.pause_s
+    return min(lead, settings.lead_most * (1.0 - LEVELS[job.rank]) * HOUR_S)
+
+
+def spares_at(job: Job, now: float, least_s: float, cool_s: float) -> float:
+    """From when on a job that runs at full width may stand still for `least_s`, a while after its last change: at once,
+    or when it has made its hour. It does not depend on the time at which it is asked, until the job changes.
+    """
+    cooled = job.changed + cool_s
+    left = slack(job, now)
+    return cooled if left >= least_s else max(cooled, job.window_end - left)
 
 
 def zero_slack(job: Job, now: float) -> float:

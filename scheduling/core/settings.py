@@ -26,8 +26,9 @@ class Settings:
         pause_s: what a change of width or place costs a job, measured; leads and costs follow from it.
         cap: share of the capacity that may be promised. Above it an hour in thousands is missed, below it none
             (facts/scheduling.md §4.2).
-        short: share of the capacity that admitted jobs may lack: above it nobody is admitted at the expense of
-            standard jobs, since all that lack something will want it back at about the same time.
+        enter_short: share of the capacity that admitted jobs may lack: above it nobody is admitted at the expense of
+            standard jobs, since all that lack something will want it back at about the same time. `short`: above it
+            no basic job that has waited long takes from them.
         cool_s: by rank of a victim: it is left alone for so long after a change. Without it two jobs take turns
             without a step in between.
         again_s: a job that was preempted is not placed before.
@@ -37,6 +38,7 @@ class Settings:
         stop_cost_s: device-seconds that stopping a job costs besides its pause, beside making others narrower: it has
             to wait for a new place.
         regain_s: device-seconds that every device costs which a standard job loses: it will want it back.
+        enter_slack_s: a standard job may make way for one that is to be admitted if it has so much slack.
         steal_slack_s: one standard job gives way to another only if it has so much more slack; a third of that where
             the other would miss its level.
         turn_every_s: how often waiting basic jobs may have running ones give way.
@@ -54,6 +56,7 @@ class Settings:
         places_at_once, grows_at_once: bounds of one plan.
         usage_half_life_s: what a tenant has used counts half after this time.
         drain_lead_s: a leased node is emptied so long before it goes away.
+        lead_by_size, lead_most: see `service.lead_s`; never more than this part of the slack of an hour.
         retry_s: a job whose slack is used up is tried again after this time.
         move_cool_s, move_gain_s, move_worth, moving_share: a job is moved out of another's way at most once in the
             first of these, at most this share of a pool's devices at once, and only if what the other gains in
@@ -71,22 +74,26 @@ class Settings:
     hold_s: float = 900.0
     stop_cost_s: float = 1500.0
     short: float = 0.05
+    enter_short: float = 0.15
     regain_s: float = 300.0
     steal_slack_s: float = 900.0
+    enter_slack_s: float = 750.0
     turn_every_s: float = 300.0
-    quantum_s: float = 1800.0
+    quantum_s: float = 5400.0
     aged_quantum_s: float = 2 * HOUR_S
     age_s: float = 6 * HOUR_S
     served_bands: tuple[float, ...] = (HOUR_S, 8 * HOUR_S, 64 * HOUR_S, 512 * HOUR_S)
     fails_per_rank: int = 24
     tries_per_rank: int = 64
-    reclaim_nodes: int = 16
+    reclaim_nodes: int = 24
     blast: float = 2.0
     places_at_once: int = 200
     grows_at_once: int = 200
     usage_half_life_s: float = 7 * 24 * HOUR_S
     drain_lead_s: float = 60.0
     retry_s: float = 15.0
+    lead_by_size: float = 8.0
+    lead_most: float = 0.75
     move_cool_s: float = 1800.0
     move_gain_s: float = 600.0
     move_worth: float = 1.5
@@ -98,4 +105,4 @@ class Settings:
         """How long before its zero-slack time (s) a job is served whatever it takes: a standard one earlier, since it
         has more slack to spare and often to wait until others have given way, which takes a pause itself.
         """
-        return min((5.0 if rank == STANDARD else 3.0) * self.pause_s, 0.75 * (1.0 - LEVELS[rank]) * HOUR_S)
+        return min((5.0 if rank == STANDARD else 3.0) * self.pause_s, self.lead_most * (1.0 - LEVELS[rank]) * HOUR_S)

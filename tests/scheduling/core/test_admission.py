@@ -6,7 +6,8 @@ import pytest
 
 from scheduling.core.book import Book
 from scheduling.core.model import Ask
-from scheduling.core.settings import BASIC, LENT, PREMIUM
+from scheduling.core.service import lead_s
+from scheduling.core.settings import BASIC, LENT, PREMIUM, STANDARD
 from tests.scheduling.core.world import World
 
 
@@ -112,3 +113,45 @@ def test_a_clock_that_goes_back_stands_still():
     world.now -= 1000.0
     world.plan()
     assert world.book.planned_at == planned
+
+
+def test_a_standard_job_makes_way_for_one_that_is_to_be_admitted():
+    """The sum of the promises has room for all of them; their widths have not: they share the time."""
+    world = World(1)
+    for number in range(4):
+        world.submit(f"small-{number}", 2, "standard", rigid=True)
+    world.settle()
+    world.run(world.book.settings.cool_s[STANDARD] + 60.0, 30.0)
+    world.submit("third", 2, "standard", rigid=True)
+    world.settle()
+    assert admitted(world, "third") and world.book.jobs["third"].width == 2
+    assert sum(job.width == 0 for job in world.book.jobs.values() if job.id.startswith("small")) >= 1
+
+
+def test_a_promise_that_no_width_can_keep_is_not_given():
+    """Beside a premium job of 5 no 3 devices are left for a standard job of 4 that can only halve."""
+    world = World(1)
+    world.submit("premium", 5, "premium", rigid=True)
+    world.submit("standard", 4, "standard")
+    world.settle()
+    assert admitted(world, "premium") and not admitted(world, "standard")
+    assert world.book.jobs["standard"].width == 2
+    world.finish("premium")
+    world.run(400.0, 30.0)
+    assert admitted(world, "standard")
+    world.submit("late", 5, "premium", rigid=True)
+    world.settle()
+    assert not admitted(world, "late")
+
+
+def test_what_is_a_large_part_of_its_pool_is_served_sooner():
+    world = World(4)
+    world.submit("large", 16, "standard")
+    world.submit("small", 1, "standard")
+    world.settle()
+    settings = world.book.settings
+    large, small = (lead_s(world.book.jobs[name], settings) for name in ("large", "small"))
+    assert settings.lead_s(STANDARD) < small < large <= settings.lead_most * 1080.0
+    before = small
+    world.node("spot", until=float("inf"))
+    assert lead_s(world.book.jobs["small"], settings) > before
