@@ -29,13 +29,20 @@ ReduceOp reduce_op(const c10d::ReduceOp& op) {
   return static_cast<ReduceOp>(static_cast<uint8_t>(op.op_));
 }
 
-// Newer versions of torch have a name of its own for it.
+// Newer versions of torch have names of their own for these two.
 template <class Type>
 constexpr Type gathered_into_tensors() {
   if constexpr (requires { Type::ALLGATHER_INTO_TENSOR_COALESCED; })
     return Type::ALLGATHER_INTO_TENSOR_COALESCED;
   else
     return Type::ALLGATHER_COALESCED;
+}
+template <class Type>
+constexpr Type scattered_tensors() {
+  if constexpr (requires { Type::REDUCE_SCATTER_TENSOR_COALESCED; })
+    return Type::REDUCE_SCATTER_TENSOR_COALESCED;
+  else
+    return Type::REDUCE_SCATTER;
 }
 
 // The inputs, each multiplied by the factor of a PREMUL_SUM, and as they are for any other reduction.
@@ -189,7 +196,7 @@ class ProcessGroupErgo final : public GlooShaped {
                                           const c10d::ReduceScatterOptions& o) override {
     check_lists(outputs.size(), inputs.size());
     for (size_t i = 0; i < outputs.size(); ++i) _reduce_scatter_base(outputs[i], inputs[i], o);
-    return done(outputs, OpType::REDUCE_SCATTER_TENSOR_COALESCED);
+    return done(outputs, scattered_tensors<OpType>());
   }
 
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& o) override {
