@@ -48,7 +48,7 @@ class Sources:
         others = (
             *(root / "channel").glob("*.hpp"),
             *(rank / "native").glob("*.h*"),
-            *(device / "native").glob("*.h*"),
+            *(device / "native").rglob("*.h*"),
             *(p for p in stubs.rglob("*") if p.suffix in (".c", ".h", ".py")),
             *(root / "building").glob("*.py"),
             *root.glob("build.py"),
@@ -57,7 +57,7 @@ class Sources:
             root=root,
             interposer=_sorted((rank / "native").glob("*.cpp")),
             channel=_sorted((rank / "native").glob("channel_map.c")),
-            device=_sorted((device / "native").glob("*.cpp")),
+            device=_sorted((device / "native").rglob("*.cpp")),
             rank_package=_sorted((rank / "ergo_rank").glob("*.py")),
             start_up_hook=hook if hook.is_file() else None,
             init=init if init.is_file() else None,

@@ -35,8 +35,10 @@ class CpuBackend final : public DeviceBackend {
   void write(const c10::Storage& to, size_t offset, const void* from, size_t bytes) override {
     if (bytes) std::memcpy(static_cast<char*>(to.mutable_data()) + offset, from, bytes);
   }
-  void copy(const c10::Storage& from, const c10::Storage& to, size_t bytes) override {
-    if (bytes) std::memcpy(to.mutable_data(), from.data(), bytes);
+  void copy(const c10::Storage& from, const c10::Storage& to, size_t bytes, size_t offset) override {
+    if (bytes)
+      std::memcpy(static_cast<char*>(to.mutable_data()) + offset, static_cast<const char*>(from.data()) + offset,
+                  bytes);
   }
   void* host_view(const c10::Storage& storage) override { return storage.mutable_data(); }
   void synchronize() override {}
@@ -64,8 +66,8 @@ class AtenBackend final : public DeviceBackend {
   void write(const c10::Storage& to, size_t offset, const void* from, size_t bytes) override {
     if (bytes) bytes_of(to, offset, bytes).copy_(host(const_cast<void*>(from), bytes));
   }
-  void copy(const c10::Storage& from, const c10::Storage& to, size_t bytes) override {
-    if (bytes) bytes_of(to, 0, bytes).copy_(bytes_of(from, 0, bytes));
+  void copy(const c10::Storage& from, const c10::Storage& to, size_t bytes, size_t offset) override {
+    if (bytes) bytes_of(to, offset, bytes).copy_(bytes_of(from, offset, bytes));
   }
   void synchronize() override { c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index()); }
   DeviceInfo info() override {

@@ -32,8 +32,8 @@ class DeviceBackend {
   virtual void write(const c10::Storage& to, size_t offset, const void* from, size_t bytes) = 0;
   // The bytes themselves where the host can reach them, else null: then files go through read and write.
   virtual void* host_view(const c10::Storage&) { return nullptr; }
-  // Device to device, both from offset 0.
-  virtual void copy(const c10::Storage& from, const c10::Storage& to, size_t bytes) = 0;
+  // Device to device, both from the same offset.
+  virtual void copy(const c10::Storage& from, const c10::Storage& to, size_t bytes, size_t offset = 0) = 0;
   // Returns when everything that was launched has finished; throws what it failed with.
   virtual void synchronize() = 0;
   // Nanoseconds of a clock that only grows, when all that was launched before has finished.

@@ -78,6 +78,25 @@ py::dict load(Proxy& proxy, uint32_t rank, const std::string& meta, const std::s
   return comms_dict(counts);
 }
 
+py::dict splice_dict(const splice::Counters& c) {
+  py::dict result;
+  result["executed"] = c.executed;
+  result["shared"] = c.shared;
+  result["copies"] = c.copies;
+  result["copied_bytes"] = c.copied_bytes;
+  result["merged_bytes"] = c.merged_bytes;
+  result["timeouts"] = c.timeouts;
+  result["parks"] = c.parks;
+  result["lockstep_runs"] = c.lockstep_runs;
+  result["lockstep_breaks"] = c.lockstep_breaks;
+  result["verified"] = c.verified;
+  result["mismatches"] = c.mismatches;
+  result["physical_bytes"] = c.physical_bytes;
+  result["peak_bytes"] = c.peak_bytes;
+  result["logical_bytes"] = c.logical_bytes;
+  return result;
+}
+
 py::dict stats(Proxy& proxy, double deadline_s) {
   ProxyStats s;
   {
@@ -93,6 +112,7 @@ py::dict stats(Proxy& proxy, double deadline_s) {
   result["fabric_bytes_received"] = s.fabric_bytes_received;
   result["running"] = s.running;
   result["stopped"] = s.stopped;
+  if (s.splice) result["splice"] = splice_dict(*s.splice);
   return result;
 }
 

@@ -9,6 +9,7 @@
 
 #include "collective_plan.hpp"
 #include "failure.hpp"
+#include "splice/splicer.hpp"
 
 namespace ergo::device {
 namespace {
@@ -244,6 +245,8 @@ void CollectiveBridge::issue(RankState& rank, WordReader body) {
   pending.body.assign(body.position(), body.position() + body.left());
   for (const auto* refs : {&call.inputs, &call.outputs})
     for (const TensorRef& ref : *refs) pending.storages.push_back(rank.storages.find(ref.handle));
+  if (rank.member)
+    for (size_t i = 0; i < call.inputs.size(); i++) rank.member->splicer.readable(pending.storages[i]);
 
   Descriptor descriptor{call.comm, call.kind, call.op, call.root, {}, 0};
   Slice input;
@@ -287,7 +290,11 @@ void CollectiveBridge::contribute(RankState& rank, const CollectiveCall& call, D
     if (node.mapped().writes)
       for (size_t i = call.inputs.size(); i < node.mapped().storages.size(); i++) node.mapped().storages[i]->pending--;
     try {
-      complete(rank, call, node.mapped(), result);
+      auto unpack = [&](const CollectiveResult& from) { complete(rank, call, node.mapped(), from); };
+      if (rank.member)
+        rank.member->splicer.completed(*rank.member, call, node.mapped(), result, unpack);
+      else
+        unpack(result);
     } catch (...) {
       rank.report(current_failure());
     }
@@ -297,6 +304,7 @@ void CollectiveBridge::contribute(RankState& rank, const CollectiveCall& call, D
   } catch (const CollectiveError& e) {  // a misuse by the script, not a malformed message
     TORCH_CHECK(false, e.what());
   }
+  if (rank.member) rank.member->splicer.issued(*rank.member, call, pending, communicator(rank, call.comm).members);
   if (pending.writes)
     for (size_t i = call.inputs.size(); i < pending.storages.size(); i++) pending.storages[i]->pending++;
   rank.pending.emplace(*ticket, std::move(pending));

@@ -250,7 +250,7 @@ void CollectiveEngine::prepare(Sequence& s, uint64_t number) {
       throw;
     } catch (const std::exception& error) {
       // A kernel that the dtype or reduction lacks, whatever it throws: every proxy that reduces finds the same.
-      for (auto& [member, operation] : instance.operations) instance.results[member] = {{}, error.what()};
+      for (auto& [member, operation] : instance.operations) instance.results[member].error = error.what();
     }
   }
   instance.ready = true;
@@ -413,6 +413,10 @@ void CollectiveEngine::complete_ready(Sequence& s) {
       counts.completed = number;
       operations_.at(operation->rank).erase(operation->place);
       completions_.push_back({operation, std::move(found->second.results[member])});
+      completions_.back().result.sequence = s.id;
+      completions_.back().result.number = number;
+      // What the member gave: its tensors may have lent the engine their bytes.
+      if (!completions_.back().result.error.empty()) completions_.back().result.blocks = {operation->input};
     }
     s.instances.erase(found);
   }

@@ -96,7 +96,9 @@ struct SequenceId {
 // = input of group rank i; AllToAll: W, block i = from group rank i. Empty where has_result is false.
 struct CollectiveResult {
   std::vector<Slice> blocks;
-  std::string error;  // not empty: the members disagree (the same sentence at all) or a kernel failed; no blocks
+  std::string error;    // not empty: the members disagree (the same sentence at all) or a kernel failed; its input
+  SequenceId sequence;  // which operation this is the result of
+  uint64_t number = 0;
 };
 
 struct MemberCounts {

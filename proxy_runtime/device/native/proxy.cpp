@@ -1,7 +1,9 @@
 #include "proxy.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <set>
+#include <string_view>
 
 #include "snapshot.hpp"
 
@@ -20,6 +22,7 @@ Proxy::Proxy(const std::string& device_kind, uint64_t build)
       build_(build),
       process_(*backend_),
       executor_(*backend_, process_),
+      splicer_(*backend_, process_, executor_),
       collectives_(*backend_, executor_.keys()),
       standstill_(collectives_),
       store_(collectives_, standstill_,
@@ -54,7 +57,10 @@ void Proxy::serve() {
 bool Proxy::turn() {
   bool progress = commands_.run();
   progress |= pump();
-  if (running_)
+  if (schedule_ && running_)
+    progress |= schedule_->turn([this](const RankServer& server) { return held(server); },
+                                [this] { return commands_.waiting(); });
+  else if (running_)
     for (auto& [rank, server] : servers_) progress |= serve_rank(*server);
   if (stop_ != Stop::None) settle_stop();
   return progress;
@@ -95,7 +101,11 @@ void Proxy::sleep() {
         server->ring().announce_sleep(waiters);
         announced.push_back(server.get());
       }
-  if (!turn()) wait_any(waiters, Clock::now() + kLongestSleep);
+  if (!turn()) {
+    auto until = Clock::now() + kLongestSleep;
+    if (schedule_ && schedule_->wakes()) until = std::min(until, *schedule_->wakes());
+    wait_any(waiters, until);
+  }
   for (RankServer* server : announced) server->ring().withdraw_sleep();
 }
 
@@ -184,14 +194,34 @@ void Proxy::attach(uint32_t rank, int fd, Clock::time_point deadline) {
                              "the ring of rank " + std::to_string(rank) +
                                  " was made by another build of the runtime than this device proxy");
         servers_.emplace(rank, std::move(server));
+        if (running_) splice();
       },
       deadline);
+}
+
+// From the moment that several ranks run here, what is equal is kept and computed once.
+void Proxy::splice() {
+  const char* wanted = std::getenv("ERGO_SPLICE");
+  if (servers_.size() < 2 || servers_.size() > splice::kMostRanks) return;
+  if (wanted && std::string_view(wanted) == "off") return;
+  // A tree's slots are all here, at any width, and most are nobody's.
+  if (std::ranges::any_of(
+          servers_, [](const auto& entry) { return shared_words(entry.second->ring().header()).shared.load() == 1; }))
+    return;
+  if (const char* n = std::getenv("ERGO_SPLICE_VERIFY")) splicer_.verify_one_of(std::strtoull(n, nullptr, 10));
+  if (!schedule_) schedule_ = std::make_unique<splice::Schedule>(splicer_, collectives_, splice::Schedule::Limits());
+  for (auto& [rank, server] : servers_) {
+    if (server->state().member) continue;
+    splicer_.admit(server->state());
+    schedule_->add(*server);
+  }
 }
 
 void Proxy::run(Clock::time_point deadline) {
   commands_.call(
       [this] {
         require_fabric();
+        splice();
         running_ = true;
       },
       deadline);
@@ -300,6 +330,7 @@ uint64_t Proxy::dump(uint32_t rank, const std::string& meta, const std::string& 
       [this, rank, meta, storages] {
         if (stop_ != Stop::Now) throw ControlError("device-proxy.order", "the device proxy is not stopped");
         RankServer& s = server(rank);
+        if (auto* member = s.state().member) splicer_.settle(*member);
         const KeyValueStore* store = rank == 0 ? &store_.items() : nullptr;
         return dump_rank({*backend_, process_, collectives_}, s.state(), store, meta, storages);
       },
@@ -333,6 +364,10 @@ ProxyStats Proxy::stats(Clock::time_point deadline) {
           result.ranks[rank] = server->stats();
           for (const auto& [handle, physical] : server->state().storages)
             if (seen.insert(physical.get()).second) result.physical_bytes += physical->storage.nbytes();
+        }
+        if (splicer_.active()) {
+          result.splice = splicer_.count();
+          result.physical_bytes = result.splice->physical_bytes;
         }
         if (collectives_.connected()) {
           result.fabric_bytes_sent = collectives_.fabric().bytes_sent();

@@ -11,6 +11,7 @@
 #include "commands.hpp"
 #include "departures.hpp"
 #include "rank_server.hpp"
+#include "splice/schedule.hpp"
 #include "store_service.hpp"
 
 namespace ergo::device {
@@ -51,6 +52,7 @@ struct ProxyStats {
   std::map<uint32_t, std::string> ranks;  // JSON each
   uint64_t physical_bytes = 0, fabric_bytes_sent = 0, fabric_bytes_received = 0;
   bool running = false, stopped = false;
+  std::optional<splice::Counters> splice;  // while ranks share the device
 };
 
 // serve() runs in one thread; every other method may be called from another and is carried out by the
@@ -82,6 +84,7 @@ class Proxy {
   enum class Stop { None, Now, AtStep };
   bool turn();
   bool serve_rank(RankServer& server);
+  void splice();
   bool held(const RankServer& server) const;
   bool pump();
   void sleep();
@@ -96,11 +99,13 @@ class Proxy {
   uint64_t build_;
   ProcessState process_;
   Executor executor_;
+  splice::Splicer splicer_;  // outlives the storages of the servers
   CollectiveBridge collectives_;
   Standstill standstill_;
   StoreService store_;
   Departures departures_;
   std::map<uint32_t, std::unique_ptr<RankServer>> servers_;
+  std::unique_ptr<splice::Schedule> schedule_;  // while more than one rank is here
   CommandQueue commands_;
   bool running_ = false, ended_ = false;
   Stop stop_ = Stop::None;

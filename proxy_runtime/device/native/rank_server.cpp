@@ -5,6 +5,7 @@
 
 #include "failure.hpp"
 #include "message_bodies.hpp"
+#include "splice/splicer.hpp"
 
 namespace ergo::device {
 namespace {
@@ -68,6 +69,7 @@ void RankServer::reset() {
   state_.default_state = at::Tensor();
   state_.flags.clear();
   services_.process.admit(state_);
+  if (auto* member = state_.member) member->splicer.reset(*member);
   ring_.header().step.store(0);
   ring_.header().step_done.store(0);
   ring_.header().error_flag.store(0);
@@ -88,7 +90,9 @@ bool RankServer::step() {
     Failure failure;
     bool failed = false;
     try {
-      if (handle(*message) == Outcome::Waits) {
+      const Outcome outcome = handle(*message);
+      if (outcome == Outcome::Held) return false;
+      if (outcome == Outcome::Waits) {
         blocked_ = true;
         blocked_at_ = state_.completions;
         if (stands_at_ != state_.messages + 1) {
@@ -153,35 +157,33 @@ bool RankServer::waits(Message type, WordReader body) const {
 
 RankServer::Outcome RankServer::handle(const MessageView& message) {
   WordReader body = message.body;
+  auto* member = state_.member;  // null: alone on its device
   try {
     if (!state_.pending.empty() && waits(message.type, body)) return Outcome::Waits;
     if (message.type == kResetMessage) return reset(), Outcome::Done;
     switch (message.type) {
       case Message::Exec:
-        execute(body);
-        break;
-      case Message::Free:
-        state_.storages.release(operands<1>(body)[0]);
-        break;
-      case Message::Alloc: {
-        auto [handle, bytes] = operands<2>(body);
-        allocate(handle, bytes);
+        return execute(body);
+      case Message::Free: {
+        const uint64_t handle = operands<1>(body)[0];
+        state_.storages.release(handle);
+        if (member) member->splicer.released(*member, handle);
         break;
       }
-      case Message::Define:
-        define(body);
+      case Message::Alloc:
+        allocate(body);
         break;
+      case Message::Define:
+        return define(body);
       case Message::Write:
         write(body);
         break;
       case Message::Read:
         read(body);
         break;
-      case Message::Resize: {
-        auto [handle, bytes] = operands<2>(body);
-        resize(handle, bytes);
+      case Message::Resize:
+        resize(body);
         break;
-      }
       case Message::Sync:
         operands<0>(body);
         services_.backend.synchronize();
@@ -190,6 +192,7 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
       case Message::Seed: {
         auto [id, seed] = operands<2>(body);
         services_.process.seed(state_, id, seed);
+        if (member) member->splicer.seeded(*member, id, seed);
         break;
       }
       case Message::NewGenerator:
@@ -205,7 +208,9 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
       }
       case Message::SetRng: {
         uint64_t id = body.word(), n = body.word();
-        services_.process.set_state(state_, id, body.bytes(n), n);
+        const char* bytes = body.bytes(n);
+        services_.process.set_state(state_, id, bytes, n);
+        if (member) member->splicer.random_set(*member, id, bytes, n);
         break;
       }
       case Message::Store:
@@ -227,7 +232,7 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
       }
       case Message::Ready: {
         uint64_t n = body.word();
-        const char ready = any_pending(body.words(n), n) ? 0 : 1;
+        const char ready = !any_pending(body.words(n), n);
         ring_.respond(Status::Ok, &ready, 1);
         break;
       }
@@ -273,6 +278,7 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
           shared_words(ring_.header()).claimant.store(0);
         } else {
           exited_ = true;
+          if (member) state_.storages.clear();  // what it shared is its peers' alone
         }
         break;
       case Message::Flags: {
@@ -280,6 +286,7 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
         const uint64_t* words = body.words(n);
         services_.process.enter(state_);
         services_.process.set_flags(state_, std::vector<uint64_t>(words, words + n));
+        if (member) member->splicer.flags_set(*member);
         break;
       }
       case Message::Library:
@@ -297,57 +304,85 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
   return Outcome::Done;
 }
 
-void RankServer::define(WordReader body) {
+RankServer::Outcome RankServer::define(WordReader body) {
   DefineBody d(body);
   bool keep = d.id != kNoTemplate;
   if (keep) state_.templates.check_next(d.id);
   auto t = parse_template(std::move(d.name), d.key, d.n_key, services_.backend.device());
   WordWriter spec;
-  services_.executor.define(state_, *t, {WordReader(d.handles, d.n_handles), d.payload, d.base}, spec);
+  const Call call{WordReader(d.handles, d.n_handles), d.payload, d.base};
+  if (auto* member = state_.member) {
+    if (!member->splicer.execute(*member, *t, call, &spec)) return Outcome::Held;
+  } else {
+    services_.executor.define(state_, *t, call, spec);
+  }
   size_t bytes = spec.size() * sizeof(uint64_t);
   TORCH_CHECK(bytes <= ring_.response_bytes(), "ergosphere: the description of the results of ", t->name,
               " is too long for the channel");
   if (keep) state_.templates.add(std::move(t));
   ring_.respond(Status::Ok, spec.words().data(), bytes);
+  return Outcome::Done;
 }
 
-void RankServer::execute(WordReader body) {
+RankServer::Outcome RankServer::execute(WordReader body) {
   ExecBody e(body);
-  const Template& t = state_.templates.at(e.id);
+  Template& t = state_.templates.at(e.id);
+  const Call call{WordReader(e.handles, e.n_handles), e.payload, e.base};
   try {
-    services_.executor.execute(state_, t, {WordReader(e.handles, e.n_handles), e.payload, e.base});
+    if (auto* member = state_.member) {
+      if (!member->splicer.execute(*member, t, call, nullptr)) return Outcome::Held;
+    } else {
+      services_.executor.execute(state_, t, call);
+    }
   } catch (...) {
     running_ = t.name + ": ";  // nobody waits for this message: its failure must say where it comes from
     throw;
   }
+  return Outcome::Done;
 }
 
-void RankServer::allocate(uint64_t handle, uint64_t bytes) {
+void RankServer::allocate(WordReader body) {
+  auto [handle, bytes] = operands<2>(body);
   if (state_.storages.contains(handle)) throw ProtocolError("storage handle " + std::to_string(handle) + " is in use");
   TORCH_CHECK_WITH(OutOfMemoryError, bytes < (uint64_t{1} << 48), "the device cannot allocate ", bytes, " bytes");
   state_.storages.bind(handle, c10::make_intrusive<PhysicalStorage>(services_.backend.allocate(bytes)));
+  if (auto* member = state_.member) member->splicer.allocated(*member, handle);
 }
 
-void RankServer::resize(uint64_t handle, uint64_t bytes) {
-  const PhysicalPtr& old = state_.storages.find(handle);
+void RankServer::resize(WordReader body) {
+  auto [handle, bytes] = operands<2>(body);
+  const PhysicalPtr old = readable(handle);
   TORCH_CHECK_WITH(OutOfMemoryError, bytes < (uint64_t{1} << 48), "the device cannot allocate ", bytes, " bytes");
   auto resized = c10::make_intrusive<PhysicalStorage>(services_.backend.allocate(bytes));
   services_.backend.copy(old->storage, resized->storage, std::min<uint64_t>(old->storage.nbytes(), bytes));
   state_.storages.rebind(handle, std::move(resized));
+  if (auto* member = state_.member) member->splicer.resized(*member, handle, old->value);
+}
+
+const PhysicalPtr& RankServer::readable(uint64_t handle) {
+  const PhysicalPtr& physical = state_.storages.find(handle);
+  if (state_.member) state_.member->splicer.readable(physical);
+  return physical;
 }
 
 void RankServer::write(WordReader body) {
-  uint64_t handle = body.word(), offset = body.word(), length = body.word();
-  const char* bytes = body.bytes(length);
+  const uint64_t handle = body.word(), offset = body.word(), length = body.word();
+  write(handle, offset, body.bytes(length), length);
+}
+
+void RankServer::write(uint64_t handle, uint64_t offset, const char* bytes, uint64_t length) {
   const PhysicalPtr& physical = state_.storages.find(handle);
   require_range(offset, length, physical->storage.nbytes(), "write");
-  services_.backend.write(physical->storage, offset, bytes, length);
+  if (state_.member)
+    state_.member->splicer.write(*state_.member, handle, offset, bytes, length);
+  else
+    services_.backend.write(physical->storage, offset, bytes, length);
 }
 
 void RankServer::read(WordReader body) {
   uint64_t handle = body.word(), offset = body.word(), length = body.word();
   if (length > ring_.response_bytes()) throw ProtocolError("a read of more bytes than the response area has");
-  const PhysicalPtr& physical = state_.storages.find(handle);
+  const PhysicalPtr& physical = readable(handle);
   require_range(offset, length, physical->storage.nbytes(), "read");
   services_.backend.read(physical->storage, offset, ring_.response_area(), length);
   ring_.respond(Status::Ok, ring_.response_area(), length);
@@ -357,7 +392,7 @@ void RankServer::pull(WordReader body) {
   auto [handle, offset, length, at] = operands<4>(body);
   if (at > ring_.response_bytes() || length > ring_.response_bytes() - at)
     throw ProtocolError("a read beyond the end of the response area");
-  const PhysicalPtr& physical = state_.storages.find(handle);
+  const PhysicalPtr& physical = readable(handle);
   require_range(offset, length, physical->storage.nbytes(), "read");
   services_.backend.read(physical->storage, offset, ring_.response_area() + at, length);
 }
@@ -366,14 +401,13 @@ void RankServer::copy_pinned(Message type, WordReader body) {
   auto [handle, offset, length, at] = operands<4>(body);
   if (at > ring_.pinned_bytes() || length > ring_.pinned_bytes() - at)
     throw ProtocolError("a copy beyond the end of the pinned memory");
-  const PhysicalPtr& physical = state_.storages.find(handle);
-  if (type == Message::PullPinned) {
-    require_range(offset, length, physical->storage.nbytes(), "read");
-    services_.backend.read(physical->storage, offset, ring_.pinned() + at, length);
-  } else {
-    require_range(offset, length, physical->storage.nbytes(), "write");
-    services_.backend.write(physical->storage, offset, ring_.pinned() + at, length);
+  if (type == Message::PushPinned) {
+    write(handle, offset, ring_.pinned() + at, length);
+    return;
   }
+  const PhysicalPtr& physical = readable(handle);
+  require_range(offset, length, physical->storage.nbytes(), "read");
+  services_.backend.read(physical->storage, offset, ring_.pinned() + at, length);
 }
 
 RankServer::Outcome RankServer::store(WordReader body) {
@@ -390,24 +424,6 @@ RankServer::Outcome RankServer::store(WordReader body) {
   if (reply->empty()) throw ProtocolError("a malformed store request");
   ring_.respond(Status::Ok, reply->data(), reply->size());
   return Outcome::Done;
-}
-
-void RankServer::library(Message type, WordReader body) {
-  uint64_t size = body.word(), hash = body.word(), n_name = body.word();
-  std::string name(body.bytes(n_name), n_name);
-  if (type == Message::Library) {
-    if (body.left() != 0) throw ProtocolError("the name of a library with more words than it says");
-    const char loaded = state_.libraries.load(name, size, hash) ? 1 : 0;
-    ring_.respond(Status::Ok, &loaded, 1);
-  } else {
-    uint64_t n = body.word();
-    const char* part = body.bytes(n);
-    try {
-      state_.libraries.receive(name, size, hash, {part, n});
-    } catch (const c10::Error&) {
-      // Not an error of the job yet: it may never use the library here. The rank asks again and learns it.
-    }
-  }
 }
 
 std::string RankServer::stats() const {

@@ -45,6 +45,8 @@ class RankServer {
   // A request has gone to the proxy that has the store and its answer is not here yet.
   bool awaits_store() const { return awaits_store_; }
   void deliver_store_reply(std::string reply);
+  // Its queue has stopped at a message that waits for a collective or the store.
+  bool blocked() const { return blocked_; }
   // Gives the rank an error that it cannot survive, and executes nothing of it any more.
   void fail(const Failure& failure);
 
@@ -67,17 +69,19 @@ class RankServer {
   std::string stats() const;  // JSON
 
  private:
-  enum class Outcome { Done, Waits };
+  enum class Outcome { Done, Waits, Held };  // Held: not now, though nothing is missing (splice/)
   Outcome handle(const MessageView& message);
   bool waits(Message type, WordReader body) const;
   bool any_pending(const uint64_t* handles, size_t n) const;
-  void define(WordReader body);
+  Outcome define(WordReader body);
   void drop_left_behind();
   void reset();
-  void execute(WordReader body);
-  void allocate(uint64_t handle, uint64_t bytes);
-  void resize(uint64_t handle, uint64_t bytes);
+  Outcome execute(WordReader body);
+  void allocate(WordReader body);
+  void resize(WordReader body);
+  const PhysicalPtr& readable(uint64_t handle);  // what it names, with all its bytes
   void write(WordReader body);
+  void write(uint64_t handle, uint64_t offset, const char* bytes, uint64_t length);
   void read(WordReader body);
   void pull(WordReader body);
   void copy_pinned(Message type, WordReader body);

@@ -16,6 +16,10 @@
 
 namespace ergo::device {
 
+namespace splice {
+struct Member;
+}
+
 struct Communicator {
   uint64_t id = 0;
   std::vector<int> members;  // global ranks in group order
@@ -27,6 +31,9 @@ struct PendingCollective {
   std::vector<uint64_t> body;
   std::vector<PhysicalPtr> storages;
   bool writes = false;  // outputs are marked pending
+  // Of the outputs at the issue, where ranks share a device (splice/): their values, and what is rebound on an error.
+  std::vector<PhysicalPtr> kept;
+  std::vector<ValueNumber> values;
 };
 
 struct RankState {
@@ -45,6 +52,7 @@ struct RankState {
   LibraryList libraries;                          // that its operators come from
   std::vector<Communicator> communicators;        // in creation order
   std::map<uint64_t, PendingCollective> pending;  // by the engine's ticket
+  splice::Member* member = nullptr;               // while it shares its device with other ranks
   std::function<void(const Failure&)> report;     // an asynchronous error: the rank raises it at its next sync
   uint64_t completions = 0;  // collectives completed in this proxy: what a blocked queue waits to see change
   uint64_t executed = 0, defined = 0, messages = 0;

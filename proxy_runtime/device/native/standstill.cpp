@@ -23,7 +23,10 @@ SequenceId take_sequence(WordReader& words) {
   return id;
 }
 
-// The collectives that the message at the head of the queue waits for, by ticket.
+std::string what_of(const std::vector<Awaited>& awaited) { return awaited.empty() ? "" : awaited.front().what; }
+
+}  // namespace
+
 std::set<uint64_t> awaited_by(RankServer& server) {
   RankState& state = server.state();
   std::set<uint64_t> tickets;
@@ -66,10 +69,6 @@ std::set<uint64_t> awaited_by(RankServer& server) {
     if (all || (pending.writes && std::ranges::any_of(pending.storages, writes))) tickets.insert(ticket);
   return tickets;
 }
-
-std::string what_of(const std::vector<Awaited>& awaited) { return awaited.empty() ? "" : awaited.front().what; }
-
-}  // namespace
 
 void Standstill::notice(const std::map<uint32_t, std::unique_ptr<RankServer>>& servers) {
   for (const auto& [number, server] : servers) {

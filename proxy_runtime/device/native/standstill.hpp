@@ -17,6 +17,9 @@
 
 namespace ergo::device {
 
+// The collectives that the message at the head of a rank's queue waits for, by ticket.
+std::set<uint64_t> awaited_by(RankServer& server);
+
 class Standstill {
  public:
   explicit Standstill(CollectiveBridge& collectives) : collectives_(collectives) {}

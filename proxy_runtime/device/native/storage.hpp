@@ -20,13 +20,24 @@ struct ValueNumber {
   bool operator==(const ValueNumber&) const = default;
 };
 
+struct PhysicalStorage;
+
+namespace splice {
+struct Entry;
+void leave(PhysicalStorage& storage);
+}  // namespace splice
+
 struct PhysicalStorage : c10::intrusive_ptr_target {
   explicit PhysicalStorage(c10::Storage bytes) : storage(std::move(bytes)) {}
+  ~PhysicalStorage() override {
+    if (entry) splice::leave(*this);
+  }
   c10::Storage storage;
   ValueNumber value;
   // References per rank, indexed by the rank's slot in its proxy. Exclusive means: one entry, and one in it.
   c10::SmallVector<uint32_t, 2> references;
-  uint32_t pending = 0;  // collectives that have been issued and will still write it
+  uint32_t pending = 0;            // collectives that have been issued and will still write it
+  splice::Entry* entry = nullptr;  // where several ranks share a device (splice/ledger.hpp), else null
 };
 using PhysicalPtr = c10::intrusive_ptr<PhysicalStorage>;
 

@@ -24,6 +24,10 @@ struct ExpectedOutput {
   std::vector<ExpectedOutput> components;
 };
 
+namespace splice {
+struct OpFacts;
+}
+
 struct Template {
   explicit Template(c10::OperatorHandle handle) : op(std::move(handle)) {}
   c10::OperatorHandle op;
@@ -31,8 +35,9 @@ struct Template {
   std::vector<Value> arguments;
   std::vector<ExpectedOutput> expected;  // tensors in the order of the returns
   uint32_t new_storages = 0;
-  std::string name;           // with overload, as sent
-  std::vector<uint64_t> key;  // as sent, globals word included
+  std::string name;                          // with overload, as sent
+  std::vector<uint64_t> key;                 // as sent, globals word included
+  mutable splice::OpFacts* facts = nullptr;  // found at the first call that may be shared
 };
 
 // Throws ProtocolError for a malformed key, c10::NotImplementedError for an operator unknown here.

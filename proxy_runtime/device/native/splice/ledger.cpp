@@ -1,0 +1,74 @@
+#include "ledger.hpp"
+
+#include <algorithm>
+
+namespace ergo::device {
+
+// Declared in storage.hpp: the end of a storage that has an entry.
+void splice::leave(PhysicalStorage& storage) { storage.entry->ledger.gone(storage); }
+
+namespace splice {
+
+void Ledger::charge(Entry& entry, uint64_t bytes) {
+  counters_.physical_bytes += bytes - entry.charged;
+  counters_.peak_bytes = std::max(counters_.peak_bytes, counters_.physical_bytes);
+  entry.charged = bytes;
+}
+
+Entry& Ledger::entry(PhysicalStorage& storage) {
+  if (!storage.entry) {
+    storage.entry = new Entry(*this);
+    charge(*storage.entry, storage.storage.nbytes());
+  }
+  return *storage.entry;
+}
+
+void Ledger::recharge(PhysicalStorage& storage) {
+  Entry& e = entry(storage);
+  charge(e, e.hollow ? 0 : storage.storage.nbytes());
+}
+
+void Ledger::publish(PhysicalStorage& storage, const ValueNumber& value) {
+  forget(storage);
+  storage.value = value;
+  entry(storage).published = true;
+  known_[value].push_back(&storage);
+}
+
+void Ledger::forget(PhysicalStorage& storage) {
+  Entry& e = entry(storage);
+  if (!e.published) return;
+  e.published = false;
+  auto found = known_.find(storage.value);
+  auto& list = found->second;
+  list.erase(std::find(list.begin(), list.end(), &storage));
+  if (list.empty()) known_.erase(found);
+}
+
+PhysicalStorage* Ledger::find(const ValueNumber& value, uint32_t slot, uint64_t bytes) const {
+  const auto found = known_.find(value);
+  if (found == known_.end()) return nullptr;
+  for (PhysicalStorage* storage : found->second)
+    if ((bytes == kAnySize || storage->storage.nbytes() == bytes) &&
+        (storage->references.size() <= slot || storage->references[slot] == 0))
+      return storage;
+  return nullptr;
+}
+
+void Ledger::gone(PhysicalStorage& storage) {
+  Entry& e = *storage.entry;
+  forget(storage);
+  charge(e, 0);
+  if (e.source) e.source->entry->readers--;
+  storage.entry = nullptr;
+  delete &e;
+}
+
+uint32_t references(const PhysicalStorage& storage) {
+  uint32_t n = storage.entry ? storage.entry->readers : 0;
+  for (uint32_t of_rank : storage.references) n += of_rank;
+  return n;
+}
+
+}  // namespace splice
+}  // namespace ergo::device

@@ -1,0 +1,78 @@
+// Which physical storages exist on a device of several ranks, what they hold by value number, and how many bytes.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "value_number.hpp"
+
+namespace ergo::device::splice {
+
+// What is counted per proxy. Bytes and counts of its whole life, but for the last three, which are now.
+struct Counters {
+  uint64_t executed = 0;         // operators that ran
+  uint64_t shared = 0;           // calls that needed no run: another rank's result was the same
+  uint64_t copies = 0;           // storages copied because a rank wrote to what others share
+  uint64_t copied_bytes = 0;     // in those
+  uint64_t merged_bytes = 0;     // of storages given up for an equal one
+  uint64_t timeouts = 0;         // waits for another rank that a time limit ended
+  uint64_t parks = 0;            // waits before a write, for ranks that were expected to write the same
+  uint64_t lockstep_runs = 0;    // times that all ranks of a group went on together
+  uint64_t lockstep_breaks = 0;  // times that they then did different things
+  uint64_t verified = 0;         // results that were computed twice and compared
+  uint64_t mismatches = 0;       // of those, different ones
+  uint64_t physical_bytes = 0;
+  uint64_t peak_bytes = 0;
+  uint64_t logical_bytes = 0;
+};
+
+struct Range {
+  uint64_t begin = 0, end = 0;
+  bool empty() const { return begin >= end; }
+};
+
+class Ledger;
+
+// Hangs on every physical storage of such a device.
+struct Entry {
+  explicit Entry(Ledger& l) : ledger(l) {}
+  Ledger& ledger;
+  bool published = false;    // found by its number
+  bool hollow = false;       // has no bytes: the collective that is pending will give it all of them
+  uint32_t readers = 0;      // lazy copies that still lack bytes of it
+  uint64_t charged = 0;      // bytes
+  PhysicalPtr source;        // of a lazy copy: where `holes` are still to be read
+  std::vector<Range> holes;  // ascending
+};
+
+class Ledger {
+ public:
+  explicit Ledger(Counters& counters) : counters_(counters) {}
+  Ledger(const Ledger&) = delete;
+  Ledger& operator=(const Ledger&) = delete;
+
+  Entry& entry(PhysicalStorage& storage);
+  // Its size may have changed.
+  void recharge(PhysicalStorage& storage);
+  // Gives it a number by which it can be found from now on.
+  void publish(PhysicalStorage& storage, const ValueNumber& value);
+  // It is going to be written: its number is nobody's.
+  void forget(PhysicalStorage& storage);
+  static constexpr uint64_t kAnySize = ~uint64_t{0};
+  // A storage of this value and size that this rank has no handle on, else null.
+  PhysicalStorage* find(const ValueNumber& value, uint32_t slot, uint64_t bytes) const;
+  void gone(PhysicalStorage& storage);
+
+ private:
+  void charge(Entry& entry, uint64_t bytes);
+  Counters& counters_;
+  ska::flat_hash_map<ValueNumber, c10::SmallVector<PhysicalStorage*, 2>, NumberHash> known_;
+};
+
+// Handles of all ranks on it, and lazy copies that read it.
+uint32_t references(const PhysicalStorage& storage);
+
+}  // namespace ergo::device::splice

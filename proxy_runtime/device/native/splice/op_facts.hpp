@@ -1,0 +1,49 @@
+// What is known of an operator with its template: what it writes, what of that it overwrites without reading, and
+// whether equal calls of two ranks have equal results.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "../template.hpp"
+#include "ledger.hpp"
+
+namespace ergo::device::splice {
+
+struct OpFacts {
+  // In the first calls all inputs are compared with what they were: an operator that writes without saying so in its
+  // schema (batch norm's running statistics) is found by what it does.
+  static constexpr uint32_t kChecked = 2;
+
+  ValueNumber identity;            // operator and key, without the number that the rank gives its flags
+  std::vector<uint32_t> written;   // handles by their place in the call, ascending
+  std::vector<bool> is_written;    // per place
+  std::vector<Range> overwritten;  // per place: bytes of the storage that are written and not read; empty: none
+  bool random = false;             // uses the rank's default generator: runs for every rank
+  bool shareable = false;          // equal inputs, equal bits
+  bool uninitialised = false;      // results are bytes that nobody has written
+  bool always_checked = false;     // not one of torch's own: its schema is not believed
+  uint32_t checks = kChecked;      // calls whose inputs are still to be compared
+
+  // Of the last definition: what another rank's definition with the same key gets without a run.
+  std::vector<uint64_t> spec;
+  ValueNumber spec_key;
+  std::vector<ExpectedOutput> expected;
+  uint32_t new_storages = 0;
+  std::vector<uint64_t> new_bytes;
+
+  void found_written(uint32_t place);
+};
+
+class OpBook {
+ public:
+  // The same facts for every rank's template of the same operator and key.
+  OpFacts& of(const Template& t);
+
+ private:
+  std::unordered_map<ValueNumber, std::unique_ptr<OpFacts>, NumberHash> facts_;
+};
+
+}  // namespace ergo::device::splice

@@ -1,0 +1,258 @@
+#include "schedule.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "../standstill.hpp"
+
+namespace ergo::device::splice {
+namespace {
+
+// How many messages of a rank are executed before the fabric and the control thread are looked at.
+constexpr int kTurn = 32;
+// What a limit is divided by at most: 2^8.
+constexpr uint32_t kMostStrikes = 8;
+// So many calls in lockstep take back a strike.
+constexpr uint64_t kCalm = 4096;
+
+}  // namespace
+
+void Schedule::add(RankServer& server) { seats_.push_back({&server, server.state().member, false}); }
+
+std::vector<Schedule::Seat*> Schedule::seats_of(Slots slots) {
+  std::vector<Seat*> found;
+  for (Seat& seat : seats_)
+    if (slots & slot_bit(seat.member->slot)) found.push_back(&seat);
+  return found;
+}
+
+// Those that can still come: not ended, and not kept where they are by a stop.
+Slots Schedule::present(Slots slots) const {
+  Slots found = 0;
+  for (const Seat& seat : seats_)
+    if (!seat.held && !seat.server->finished()) found |= slot_bit(seat.member->slot);
+  return found & slots;
+}
+
+// Those that wait where this one waits.
+Slots Schedule::arrived(const Member& member) const {
+  Slots found = 0;
+  for (const Seat& seat : seats_) {
+    const Member& other = *seat.member;
+    if (other.hold != member.hold || seat.held || seat.server->finished()) continue;
+    if (member.hold == Hold::Parked && !(other.call.key == member.call.key)) continue;
+    found |= slot_bit(other.slot);
+  }
+  return found;
+}
+
+Schedule::Group* Schedule::group_of(const Member& member) {
+  for (Group& group : groups_)
+    if (group.members & slot_bit(member.slot)) return &group;
+  return nullptr;
+}
+
+bool Schedule::turn(const std::function<bool(const RankServer&)>& held, const std::function<bool()>& urgent) {
+  now_ = Clock::now();
+  wakes_.reset();
+  for (Seat& seat : seats_) seat.held = held(*seat.server);
+  bool did = gather();
+  for (size_t k = 0; k < seats_.size() && !did; k++) {
+    const size_t i = (current_ + k) % seats_.size();
+    const Progress progress = advance(seats_[i], urgent);
+    if (progress == Progress::Did) {
+      current_ = i;
+      empty_since_.reset();
+      did = true;
+    } else if (progress == Progress::Empty && k == 0) {
+      if (!empty_since_) empty_since_ = now_;
+      if (!over(limits_.linger, *empty_since_)) return false;
+    }
+  }
+  if (!did) did = resolve();
+  if (did) last_progress_ = now_;
+  return did;
+}
+
+Schedule::Progress Schedule::advance(Seat& seat, const std::function<bool()>& urgent) {
+  Member& member = *seat.member;
+  if (seat.held || seat.server->finished()) return Progress::None;
+  if (member.lockstep) return advance(*group_of(member), urgent);
+  if (member.hold != Hold::None) return Progress::None;
+  int n = 0;
+  while (n < kTurn && !urgent() && seat.server->step()) n++;
+  if (n > 0 || member.hold != Hold::None) return Progress::Did;
+  return seat.server->blocked() || seat.server->ring().has_message() ? Progress::None : Progress::Empty;
+}
+
+Schedule::Progress Schedule::advance(Group& group, const std::function<bool()>& urgent) {
+  const std::vector<Seat*> seats = seats_of(group.members);
+  if (present(group.members) != group.members) {
+    dissolve(group);
+    return Progress::Did;
+  }
+  bool did = false, all = true, empty = false, lost = false;
+  for (Seat* seat : seats) {
+    Member& member = *seat->member;
+    for (int n = 0; n < kTurn && member.hold == Hold::None && !urgent() && seat->server->step(); n++) did = true;
+    if (member.hold == Hold::Head) continue;
+    all = false;
+    empty |= !seat->server->blocked() && !seat->server->ring().has_message();
+    lost |= seat->server->finished();
+  }
+  if (lost) {
+    dissolve(group);
+    return Progress::Did;
+  }
+  if (all) {
+    group.idle_since.reset();
+    const ValueNumber& key = seats.front()->member->call.key;
+    if (std::all_of(seats.begin(), seats.end(), [&](Seat* seat) { return seat->member->call.key == key; })) {
+      if (splicer_.samples(*seats.front()->member))
+        run_each(seats);
+      else
+        run_together(seats);
+      if (strikes_ > 0 && ++calm_ % kCalm == 0) strikes_--;
+    } else {
+      splicer_.counters().lockstep_breaks++;
+      dissolve(group);
+    }
+    return Progress::Did;
+  }
+  if (did) {
+    group.idle_since.reset();
+    return Progress::Did;
+  }
+  if (!group.idle_since) group.idle_since = now_;
+  // Nobody has anything to send: those who wait, wait for each other.
+  if (!empty && std::any_of(seats.begin(), seats.end(), [&](Seat* seat) { return hopeless(*seat); })) {
+    dissolve(group);
+    return Progress::Did;
+  }
+  if (over((empty ? limits_.lockstep : limits_.sync) / (1 << strikes_), *group.idle_since)) {
+    strike();
+    dissolve(group);
+    return Progress::Did;
+  }
+  return Progress::None;
+}
+
+// The calls at the heads of their queues are one call.
+bool Schedule::run_together(const std::vector<Seat*>& seats) {
+  Seat& leader = *seats.front();
+  for (size_t i = 0; i < seats.size(); i++) {
+    seats[i]->member->hold = Hold::None;
+    if (i) leader.member->others.push_back(seats[i]->member);
+  }
+  leader.member->pass = leader.member->call.message;
+  const bool did = leader.server->step();
+  leader.member->others.clear();
+  for (size_t i = 1; i < seats.size(); i++)
+    if (seats[i]->member->delivery) seats[i]->server->step();
+  return did;
+}
+
+// The same, but every rank computes it and the results are compared.
+void Schedule::run_each(const std::vector<Seat*>& seats) {
+  for (Seat* seat : seats) {
+    Member& member = *seat->member;
+    member.hold = Hold::None;
+    member.pass = member.call.message;
+    member.verifies = true;
+    seat->server->step();
+    member.verifies = false;
+  }
+}
+
+void Schedule::form(Slots members) {
+  for (Seat* seat : seats_of(members)) {
+    seat->member->hold = Hold::None;
+    seat->member->waits_for = 0;
+    seat->member->lockstep = true;
+  }
+  groups_.push_back({members, std::nullopt});
+  splicer_.counters().lockstep_runs++;
+}
+
+void Schedule::dissolve(Group& group) {
+  for (Seat* seat : seats_of(group.members)) {
+    Member& member = *seat->member;
+    member.lockstep = false;
+    // It has met its peers here: it does not wait for them again at the same call.
+    if (member.hold == Hold::Head) member.met = member.call.message;
+    member.hold = Hold::None;
+  }
+  groups_.erase(groups_.begin() + (&group - groups_.data()));
+}
+
+// Forms groups of those who are all there; true if one was formed or a wait ended.
+bool Schedule::gather() {
+  for (Seat& seat : seats_) {
+    Member& member = *seat.member;
+    if ((member.hold != Hold::Sync && member.hold != Hold::Parked) || seat.held || seat.server->finished()) continue;
+    const Slots needed = present(member.waits_for), here = arrived(member);
+    if (needed & ~here) continue;
+    if (std::popcount(needed) < 2) return end_wait(seat, false);
+    if (member.hold == Hold::Parked) run_together(seats_of(needed));
+    form(needed);
+    return true;
+  }
+  return false;
+}
+
+// Nobody can do anything: ends a wait that cannot end, or that has lasted long enough.
+bool Schedule::resolve() {
+  for (Seat& seat : seats_) {
+    Member& member = *seat.member;
+    if ((member.hold != Hold::Sync && member.hold != Hold::Parked) || seat.held || seat.server->finished()) continue;
+    bool may_come = true;
+    for (Seat* other : seats_of(present(member.waits_for) & ~arrived(member)))
+      may_come &= other->member->lockstep || (other->member->hold == Hold::None && !hopeless(*other));
+    const auto limit = member.hold == Hold::Parked ? limits_.lockstep : limits_.sync;
+    if (!may_come) return end_wait(seat, false);
+    if (over(limit / (1 << strikes_), last_progress_)) return end_wait(seat, true);
+  }
+  return false;
+}
+
+bool Schedule::end_wait(Seat& seat, bool timed_out) {
+  Member& member = *seat.member;
+  if (timed_out) strike();
+  if (member.hold == Hold::Sync) {
+    member.met = member.call.message;
+    member.hold = Hold::None;
+    return true;
+  }
+  const std::vector<Seat*> seats = seats_of(arrived(member));
+  for (Seat* one : seats) splicer_.never_again(*one->member);
+  run_together(seats);
+  return true;
+}
+
+// It waits for a collective that lacks the contribution of a rank which waits here, too.
+bool Schedule::hopeless(const Seat& seat) const {
+  if (!seat.server->blocked() || seat.server->awaits_store()) return false;
+  const std::set<uint64_t> tickets = awaited_by(*seat.server);
+  for (const Awaited& awaited : collectives_.engine().awaited(static_cast<int>(seat.member->rank.rank), tickets))
+    for (int rank : awaited.missing)
+      for (const Seat& other : seats_)
+        if (static_cast<int>(other.member->rank.rank) == rank &&
+            (other.member->hold != Hold::None || other.member->lockstep))
+          return true;
+  return false;
+}
+
+void Schedule::strike() {
+  splicer_.counters().timeouts++;
+  strikes_ = std::min(strikes_ + 1, kMostStrikes);
+  calm_ = 0;
+}
+
+bool Schedule::over(std::chrono::microseconds limit, Clock::time_point since) {
+  const auto end = since + limit;
+  if (now_ >= end) return true;
+  if (!wakes_ || end < *wakes_) wakes_ = end;
+  return false;
+}
+
+}  // namespace ergo::device::splice

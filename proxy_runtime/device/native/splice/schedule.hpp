@@ -1,0 +1,85 @@
+// Which rank of a device runs when.
+//
+// One at a time until it waits for a collective, so that one rank's activations live at once. Where ranks are about to
+// do the same (they touch a collective's result, or write what they share), whoever comes first waits; together they go
+// on in lockstep: as long as their next operators are the same on the same values, one run serves all. The first
+// difference ends it. Waiting that cannot end is found where it can be, and ended by a time limit where not (a host
+// that waits for another host): limits change memory and time, never bits.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "../collective_bridge.hpp"
+#include "../rank_server.hpp"
+#include "splicer.hpp"
+
+namespace ergo::device::splice {
+
+class Schedule {
+ public:
+  using Clock = std::chrono::steady_clock;
+  struct Limits {
+    // A queue that is empty for so long is left for another rank's.
+    std::chrono::microseconds linger{3000};
+    // Lockstep and parked writes end when a peer's queue is empty for so long; halved each time.
+    std::chrono::microseconds lockstep{200000};
+    // Likewise waiting for peers at a collective's result.
+    std::chrono::microseconds sync{2000000};
+  };
+
+  Schedule(Splicer& splicer, CollectiveBridge& collectives, Limits limits)
+      : splicer_(splicer), collectives_(collectives), limits_(limits) {}
+
+  void add(RankServer& server);
+  // Executes some messages; false: nothing can be done now. `held`: ranks that a stop keeps where they are; `urgent`:
+  // something else wants the loop.
+  bool turn(const std::function<bool(const RankServer&)>& held, const std::function<bool()>& urgent);
+  // When to call turn() again though nothing has come.
+  std::optional<Clock::time_point> wakes() const { return wakes_; }
+
+ private:
+  struct Seat {
+    RankServer* server;
+    Member* member;
+    bool held = false;  // in this turn
+  };
+  struct Group {
+    Slots members = 0;
+    std::optional<Clock::time_point> idle_since;
+  };
+  enum class Progress { None, Empty, Did };
+
+  Progress advance(Seat& seat, const std::function<bool()>& urgent);
+  Progress advance(Group& group, const std::function<bool()>& urgent);
+  bool run_together(const std::vector<Seat*>& seats);
+  void run_each(const std::vector<Seat*>& seats);
+  bool gather();
+  bool resolve();
+  bool end_wait(Seat& seat, bool timed_out);
+  bool hopeless(const Seat& seat) const;
+  void form(Slots members);
+  void dissolve(Group& group);
+  void strike();
+  bool over(std::chrono::microseconds limit, Clock::time_point since);
+  Slots present(Slots slots) const;
+  Slots arrived(const Member& member) const;
+  std::vector<Seat*> seats_of(Slots slots);
+  Group* group_of(const Member& member);
+
+  Splicer& splicer_;
+  CollectiveBridge& collectives_;
+  Limits limits_;
+  std::vector<Seat> seats_;  // by slot
+  std::vector<Group> groups_;
+  size_t current_ = 0;
+  Clock::time_point now_, last_progress_ = Clock::now();
+  std::optional<Clock::time_point> empty_since_;  // of the current rank's queue
+  std::optional<Clock::time_point> wakes_;
+  uint32_t strikes_ = 0;
+  uint64_t calm_ = 0;  // calls in lockstep since the last strike
+};
+
+}  // namespace ergo::device::splice

@@ -1,0 +1,91 @@
+#include "sharing.hpp"
+
+#include <c10/core/Allocator.h>
+
+namespace ergo::device::splice {
+
+PhysicalPtr Sharing::fresh(uint64_t bytes) {
+  auto storage = c10::make_intrusive<PhysicalStorage>(backend_.allocate(bytes));
+  ledger_.entry(*storage);
+  return storage;
+}
+
+PhysicalPtr Sharing::hollow(uint64_t bytes) {
+  c10::Storage nothing(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                             c10::DataPtr(nullptr, backend_.device()),
+                                                             c10::GetAllocator(backend_.device().type()), true));
+  auto storage = c10::make_intrusive<PhysicalStorage>(std::move(nothing));
+  storage->entry = new Entry(ledger_);
+  storage->entry->hollow = true;
+  return storage;
+}
+
+PhysicalPtr Sharing::own(const PhysicalPtr& from, uint32_t of_writers, Range overwritten, uint64_t& copied) {
+  if (references(*from) == of_writers) {
+    ledger_.forget(*from);
+    return from;
+  }
+  const uint64_t bytes = from->storage.nbytes();
+  auto storage = fresh(bytes);
+  storage->value = from->value;
+  if (overwritten.begin == 0 && overwritten.end == bytes) return storage;
+  if (!overwritten.empty()) {
+    Entry& source = ledger_.entry(*from);
+    Entry& entry = *storage->entry;
+    // Of a copy that lacks bytes itself: so does this one, and both read them from the same place.
+    if (source.source) materialise(*from);
+    entry.source = from;
+    source.readers++;
+    entry.holes = {{0, bytes}};
+    return storage;
+  }
+  materialise(*from);
+  copy(from->storage, storage->storage, {0, bytes});
+  copied = bytes;
+  return storage;
+}
+
+void Sharing::copy(const c10::Storage& from, const c10::Storage& to, Range range) {
+  backend_.copy(from, to, range.end - range.begin, range.begin);
+}
+
+void Sharing::release_source(Entry& entry) {
+  entry.source->entry->readers--;
+  entry.source.reset();
+  entry.holes.clear();
+}
+
+void Sharing::materialise(PhysicalStorage& storage) {
+  if (!storage.entry) return;
+  Entry& entry = *storage.entry;
+  if (entry.hollow) {
+    c10::StorageImpl* impl = storage.storage.unsafeGetStorageImpl();
+    impl->set_data_ptr_noswap(c10::GetAllocator(backend_.device().type())->allocate(impl->nbytes()));
+    entry.hollow = false;
+    ledger_.recharge(storage);
+  }
+  if (!entry.source) return;
+  uint64_t bytes = 0;
+  for (const Range& hole : entry.holes) {
+    copy(entry.source->storage, storage.storage, hole);
+    bytes += hole.end - hole.begin;
+  }
+  counters_.copies++;
+  counters_.copied_bytes += bytes;
+  release_source(entry);
+}
+
+void Sharing::fill(PhysicalStorage& storage, Range range) {
+  Entry& entry = *storage.entry;
+  if (!entry.source) return;
+  std::vector<Range> left;
+  for (const Range& hole : entry.holes) {
+    const Range before{hole.begin, std::min(hole.end, range.begin)}, after{std::max(hole.begin, range.end), hole.end};
+    if (!before.empty()) left.push_back(before);
+    if (!after.empty()) left.push_back(after);
+  }
+  entry.holes = std::move(left);
+  if (entry.holes.empty()) release_source(entry);
+}
+
+}  // namespace ergo::device::splice

@@ -1,0 +1,110 @@
+// Sharing by value between the ranks of one device: what equals is computed once and kept once.
+// docs/design/0004-splicing.md says how and why; this is where it meets the executor.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "../collectives.hpp"
+#include "../executor.hpp"
+#include "member.hpp"
+#include "sharing.hpp"
+
+namespace ergo::device {
+struct CollectiveCall;
+}
+
+namespace ergo::device::splice {
+
+class Splicer {
+ public:
+  Splicer(DeviceBackend& backend, ProcessState& process, Executor& executor)
+      : backend_(backend),
+        process_(process),
+        executor_(executor),
+        ledger_(counters_),
+        sharing_(backend, ledger_, counters_) {}
+
+  // From now on this rank shares. Its storages are named by their contents, and merged with equal ones.
+  void admit(RankState& rank);
+  bool active() const { return !members_.empty(); }
+  const std::vector<std::unique_ptr<Member>>& members() const { return members_; }
+  Counters& counters() { return counters_; }
+  Counters count() const;
+  // One of so many results that are shared is computed again and compared; 0: none.
+  void verify_one_of(uint64_t n) { verify_one_of_ = n; }
+  // Whether the call at the head of these ranks' queues is one to be computed by each of them and compared.
+  bool samples(const Member& member);
+
+  // A Define (`spec` is given) or an Exec. False: not now, see Member::hold. Throws what the operator throws.
+  bool execute(Member& member, Template& t, Call call, WordWriter* spec);
+
+  // The other messages that make or change storages.
+  void allocated(Member& member, uint64_t handle);
+  void released(Member& member, uint64_t handle);
+  void resized(Member& member, uint64_t handle, const ValueNumber& before);
+  void write(Member& member, uint64_t handle, uint64_t offset, const void* bytes, uint64_t n);
+  PhysicalStorage& readable(const PhysicalPtr& storage);
+  // And those that change what its operators see.
+  void seeded(Member& member, uint64_t generator, uint64_t seed);
+  void random_set(Member& member, uint64_t generator, const void* bytes, size_t n);
+  void flags_set(Member& member);
+  // A new process at a shared ring, or the end of a rank.
+  void reset(Member& member);
+
+  // A collective has taken its inputs: its outputs are this rank's own from now on.
+  void issued(Member& member, const CollectiveCall& call, PendingCollective& pending, const std::vector<int>& ranks);
+  // Its result is here: `unpack` writes it to the pending storages, where it is not another rank's already.
+  void completed(Member& member, const CollectiveCall& call, PendingCollective& pending, const CollectiveResult& result,
+                 const std::function<void(const CollectiveResult&)>& unpack);
+  // Waiting before the call at the head of its queue was in vain.
+  void never_again(Member& member);
+  // All that this rank's dump will read has bytes.
+  void settle(Member& member);
+
+ private:
+  void prepare(Member& member, const Template& t, const Call& call);
+  bool may_run(Member& member);
+  bool take_known(Member& member, Template& t, WordWriter* spec);
+  void perform(Member& leader, Template& t, const Call& call, WordWriter* spec);
+  PhysicalPtr owned(const PhysicalPtr& from, uint32_t of_writers, Range overwritten, bool counts);
+  void own_written(Member& leader);
+  void run(Member& leader, Template& t, const Call& call, WordWriter* spec);
+  void number_results(Member& leader, uint32_t new_storages, bool failed);
+  void place_number(Member& member, uint64_t handle, const ValueNumber& value, bool merge);
+  void learn(Member& member);
+  uint64_t shared_written_bytes(const Member& member) const;
+  uint64_t site(const Member& member) const;
+  Slots holders_of_written(const Member& member) const;
+  void name_contents(Member& member);
+  bool parks(Member& member);
+  void advance_random(Member& member);
+  std::vector<ValueNumber> result_numbers(const CollectiveCall& call, const CollectiveResult& result);
+
+  DeviceBackend& backend_;
+  ProcessState& process_;
+  Executor& executor_;
+  Counters counters_;
+  Ledger ledger_;
+  Sharing sharing_;
+  OpBook book_;
+  std::vector<std::unique_ptr<Member>> members_;
+  uint64_t verify_one_of_ = 1024, shareable_calls_ = 0;
+  // Calls for which shared storages had to be copied: who made them.
+  struct Copied {
+    Member* member;
+    uint64_t site;
+  };
+  ska::flat_hash_map<ValueNumber, Copied, NumberHash> copied_;
+  // Per sequence, the last instance that a local member has completed, and the numbers of its results.
+  struct Instance {
+    uint64_t number = 0;
+    ValueNumber base;
+    std::vector<ValueNumber> values;  // of a broadcast, as the root had them
+  };
+  std::map<SequenceId, Instance> instances_;
+};
+
+}  // namespace ergo::device::splice

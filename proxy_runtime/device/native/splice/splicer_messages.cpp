@@ -1,0 +1,251 @@
+// What a rank does but for operators: storages made, written and read by its host, generators, flags, and collectives.
+#include <algorithm>
+
+#include "../collective_bridge.hpp"
+#include "splicer.hpp"
+
+namespace ergo::device::splice {
+namespace {
+
+// The tensor is its storage: every byte, in order.
+bool covers(const TensorMeta& meta, const PhysicalStorage& storage) {
+  return (meta.flags & Canonical) != 0 && (meta.flags & (Conj | Neg)) == 0 && meta.bytes == storage.storage.nbytes() &&
+         meta.bytes > 0;
+}
+
+// All members take part alike and go on alike.
+bool meets(CollectiveKind kind) {
+  return kind == CollectiveKind::AllReduce || kind == CollectiveKind::Broadcast || kind == CollectiveKind::AllGather ||
+         kind == CollectiveKind::ReduceScatter;
+}
+
+bool used_once(const CollectiveCall& call, size_t output) {
+  return std::count_if(call.outputs.begin(), call.outputs.end(),
+                       [&](const TensorRef& ref) { return ref.handle == call.outputs[output].handle; }) == 1;
+}
+
+}  // namespace
+
+void Splicer::admit(RankState& rank) {
+  if (rank.slot >= kMostRanks) return;
+  members_.push_back(std::make_unique<Member>(*this, rank));
+  Member& m = *members_.back();
+  rank.member = &m;
+  flags_set(m);
+  const at::Tensor state = process_.get_state(rank, 0);
+  m.random = number_of_contents(state.const_data_ptr(), state.nbytes());
+  name_contents(m);
+}
+
+void Splicer::name_contents(Member& m) {
+  std::vector<uint64_t> handles;
+  for (const auto& [handle, storage] : m.rank.storages) handles.push_back(handle);
+  std::sort(handles.begin(), handles.end());  // ranks of one script make theirs in the same order
+  std::vector<char> bytes;
+  for (uint64_t handle : handles) {
+    const PhysicalPtr storage = m.rank.storages.find(handle);
+    ledger_.entry(*storage);
+    if (storage->pending) {
+      storage->value = fresh_number();
+      continue;
+    }
+    const size_t n = storage->storage.nbytes();
+    const void* contents = n ? backend_.host_view(storage->storage) : nullptr;
+    if (n && !contents) {
+      bytes.resize(n);
+      backend_.read(storage->storage, 0, bytes.data(), n);
+      contents = bytes.data();
+    }
+    place_number(m, handle, number_of_contents(contents, n), true);
+  }
+}
+
+void Splicer::allocated(Member& m, uint64_t handle) {
+  PhysicalStorage& storage = *m.rank.storages.find(handle);
+  ledger_.entry(storage);
+  storage.value = number_of_uninitialised(storage.storage.nbytes());
+}
+
+void Splicer::released(Member& m, uint64_t handle) {
+  if (!m.marks.empty()) m.marks.erase(handle);
+}
+
+void Splicer::resized(Member& m, uint64_t handle, const ValueNumber& before) {
+  PhysicalStorage& storage = *m.rank.storages.find(handle);
+  const uint64_t bytes = storage.storage.nbytes();
+  ledger_.entry(storage);
+  storage.value = bytes ? Mixer(Domain::Resized).number(before).word(bytes).done() : number_of_uninitialised(0);
+}
+
+void Splicer::write(Member& m, uint64_t handle, uint64_t offset, const void* bytes, uint64_t n) {
+  const PhysicalPtr from = m.rank.storages.find(handle);
+  const uint64_t size = from->storage.nbytes();
+  ledger_.entry(*from);
+  const bool whole = offset == 0 && n == size;
+  ValueNumber value = number_of_contents(bytes, n);
+  if (!whole) {
+    value = Mixer(Domain::Part).number(from->value).word(offset).number(value).done();
+  } else if (PhysicalStorage* same = ledger_.find(value, m.slot, size)) {
+    m.rank.storages.rebind(handle, PhysicalPtr::reclaim_copy(same));
+    counters_.shared++;
+    return;
+  }
+  const PhysicalPtr own = owned(from, 1, {offset, offset + n}, true);
+  if (own != from) m.rank.storages.rebind(handle, own);
+  backend_.write(own->storage, offset, bytes, n);
+  sharing_.fill(*own, {offset, offset + n});
+  place_number(m, handle, value, true);
+}
+
+PhysicalStorage& Splicer::readable(const PhysicalPtr& storage) {
+  sharing_.materialise(*storage);
+  return *storage;
+}
+
+void Splicer::seeded(Member& m, uint64_t generator, uint64_t seed) {
+  if (generator == 0) m.random = Mixer(Domain::Random).word(seed).done();
+}
+
+void Splicer::random_set(Member& m, uint64_t generator, const void* bytes, size_t n) {
+  if (generator == 0) m.random = number_of_contents(bytes, n);
+}
+
+void Splicer::flags_set(Member& m) {
+  m.flags = Mixer(Domain::Flags).words(m.rank.flags.data(), m.rank.flags.size()).done();
+}
+
+void Splicer::reset(Member& m) {
+  m.marks.clear();
+  m.call.message = 0;
+  m.hold = Hold::None;
+  m.random = fresh_number();
+  flags_set(m);
+}
+
+void Splicer::settle(Member& m) {
+  for (const auto& [handle, storage] : m.rank.storages) sharing_.materialise(*storage);
+  for (const auto& [ticket, pending] : m.rank.pending)
+    for (const PhysicalPtr& storage : pending.storages) sharing_.materialise(*storage);
+}
+
+Counters Splicer::count() const {
+  Counters counters = counters_;
+  for (const auto& m : members_) counters.logical_bytes += m->rank.storages.logical_bytes();
+  return counters;
+}
+
+void Splicer::issued(Member& m, const CollectiveCall& call, PendingCollective& pending, const std::vector<int>& ranks) {
+  for (size_t i = 0; i < call.outputs.size(); i++) {
+    PhysicalPtr& storage = pending.storages[call.inputs.size() + i];
+    pending.values.push_back(covers(call.outputs[i].meta, *storage) ? storage->value : ValueNumber{});
+  }
+  if (meets(call.kind)) {
+    Slots cohort = 0;
+    for (const auto& other : members_)
+      if (std::ranges::find(ranks, static_cast<int>(other->rank.rank)) != ranks.end()) cohort |= slot_bit(other->slot);
+    if (cohort & ~slot_bit(m.slot)) {
+      m.unsynced = true;
+      for (const TensorRef& ref : call.outputs) m.marks[ref.handle] = cohort;
+    }
+  }
+  if (!pending.writes) return;
+  for (size_t i = 0; i < call.outputs.size(); i++) {
+    const uint64_t handle = call.outputs[i].handle;
+    const PhysicalPtr from = m.rank.storages.find(handle);
+    ledger_.entry(*from);
+    PhysicalPtr own;
+    const bool whole = covers(call.outputs[i].meta, *from) && used_once(call, i);
+    if (whole && (call.kind == CollectiveKind::AllReduce || references(*from) > 1)) {
+      own = sharing_.hollow(from->storage.nbytes());
+      if (call.kind != CollectiveKind::AllReduce) {  // whose input says what it was
+        pending.kept.resize(call.outputs.size());
+        pending.kept[i] = from;
+        from->entry->readers++;
+      }
+    } else {
+      own = owned(from, 1, {}, true);
+      sharing_.materialise(*own);
+    }
+    own->value = fresh_number();  // whatever comes: equal to nothing until it has come
+    if (own == from) continue;
+    m.rank.storages.rebind(handle, own);
+    for (PhysicalPtr& storage : pending.storages)
+      if (storage == from) storage = own;
+  }
+}
+
+std::vector<ValueNumber> Splicer::result_numbers(const CollectiveCall& call, const CollectiveResult& result) {
+  std::vector<ValueNumber> numbers;
+  const bool same = call.kind == CollectiveKind::AllReduce || call.kind == CollectiveKind::Broadcast ||
+                    call.kind == CollectiveKind::AllGather;
+  Instance& instance = instances_[result.sequence];
+  if (instance.number != result.number) instance = {result.number, fresh_number(), {}};
+  for (size_t i = 0; i < call.outputs.size(); i++) {
+    if (!same)
+      numbers.push_back(fresh_number());
+    else if (i < instance.values.size() && is_numbered(instance.values[i]))
+      numbers.push_back(instance.values[i]);
+    else
+      numbers.push_back(Mixer(Domain::New).number(instance.base).word(i).done());
+  }
+  return numbers;
+}
+
+void Splicer::completed(Member& m, const CollectiveCall& call, PendingCollective& pending,
+                        const CollectiveResult& result, const std::function<void(const CollectiveResult&)>& unpack) {
+  const size_t first = call.inputs.size();
+  for (size_t i = 0; i < pending.kept.size(); i++)
+    if (pending.kept[i]) pending.kept[i]->entry->readers--;
+  auto fill = [&](const CollectiveResult& from) {
+    for (const PhysicalPtr& storage : pending.storages) sharing_.materialise(*storage);
+    unpack(from);
+  };
+  if (!result.error.empty()) {  // every tensor is as it was
+    fill(result);
+    if (call.kind == CollectiveKind::AllReduce && pending.writes) {
+      CollectiveResult input = result;
+      input.error.clear();
+      unpack(input);
+    }
+    for (size_t i = 0; i < pending.kept.size(); i++)
+      if (pending.kept[i] && m.rank.storages.contains(call.outputs[i].handle))
+        m.rank.storages.rebind(call.outputs[i].handle, pending.kept[i]);
+    return;
+  }
+  const std::vector<ValueNumber> numbers = result_numbers(call, result);
+  if (!pending.writes) {
+    if (call.kind == CollectiveKind::Broadcast) instances_[result.sequence].values = pending.values;
+    return unpack(result);
+  }
+  // What the rank still has a handle on.
+  auto bound = [&](size_t i) {
+    const uint64_t handle = call.outputs[i].handle;
+    return m.rank.storages.contains(handle) && m.rank.storages.find(handle) == pending.storages[first + i];
+  };
+  std::vector<PhysicalStorage*> known;
+  bool all = true;
+  for (size_t i = 0; i < call.outputs.size() && all; i++) {
+    const PhysicalStorage& storage = *pending.storages[first + i];
+    all = covers(call.outputs[i].meta, storage) && used_once(call, i);
+    if (!all) break;
+    known.push_back(bound(i) ? ledger_.find(numbers[i], m.slot, storage.storage.nbytes()) : nullptr);
+    all = known.back() || !bound(i);
+  }
+  if (all) {
+    for (size_t i = 0; i < call.outputs.size(); i++)
+      if (known[i]) m.rank.storages.rebind(call.outputs[i].handle, PhysicalPtr::reclaim_copy(known[i]));
+    counters_.shared++;
+    return;
+  }
+  fill(result);
+  for (size_t i = 0; i < call.outputs.size(); i++) {
+    if (!bound(i)) continue;
+    PhysicalStorage& storage = *pending.storages[first + i];
+    if (covers(call.outputs[i].meta, storage) && used_once(call, i))
+      place_number(m, call.outputs[i].handle, numbers[i], true);
+    else
+      storage.value = fresh_number();
+  }
+}
+
+}  // namespace ergo::device::splice
