@@ -32,7 +32,9 @@ void Splicer::prepare(Member& m, const Template& t, const Call& from) {
   WordReader reader = from.handles;
   const size_t n = reader.left();
   const uint64_t* handles = reader.words(n);
-  if (n != facts.is_written.size()) throw ProtocolError(t.name + ": a call with other handles than its template has");
+  if (n > facts.is_written.size())
+    throw ProtocolError(t.name + ": a call with more words than its template has room for");
+  if (n < facts.is_written.size()) throw ProtocolError(t.name + ": ergosphere: message shorter than its contents say");
   call.handles.assign(handles, handles + n);
   call.storages.resize(n);
   call.first.resize(n);
