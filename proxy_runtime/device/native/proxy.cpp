@@ -60,8 +60,9 @@ bool Proxy::turn() {
   if (schedule_ && running_)
     progress |= schedule_->turn([this](const RankServer& server) { return held(server); },
                                 [this] { return commands_.waiting(); });
-  else if (running_)
-    for (auto& [rank, server] : servers_) progress |= serve_rank(*server);
+  if (running_)
+    for (auto& [rank, server] : servers_)
+      if (!server->state().member) progress |= serve_rank(*server);
   if (stop_ != Stop::None) settle_stop();
   return progress;
 }
