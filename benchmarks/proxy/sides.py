@@ -91,16 +91,37 @@ class Side:
 
     def cpu_s(self) -> float:
         """CPU time of all its processes so far, in s."""
-        return sum(cpu_s(pid) for pid in [*(p.pid for p in self.processes), *self.others])
+        return sum(cpu_s(pid) for pid in self._all())
+
+    def waited_s(self) -> float:
+        """How long its processes have waited so far for a core that another had, in s."""
+        return sum(_scheduled_s(pid)[1] for pid in self._all())
+
+    def each_on_its_core(self) -> None:
+        """Rank and device on a core each (natively: on the first): on one core a rank's time has its device's in it."""
+        first, *second = sorted(cores())
+        for pid in (p.pid for p in self.processes):
+            os.sched_setaffinity(pid, {first})
+        for pid in self.others:
+            os.sched_setaffinity(pid, set(second) or {first})
+
+    def _all(self) -> list[int]:
+        return [*(p.pid for p in self.processes), *self.others]
 
 
 def cpu_s(pid: int) -> float:
     """CPU time of a process so far, in s, at the resolution of the scheduler."""
-    total = 0
+    return _scheduled_s(pid)[0]
+
+
+def _scheduled_s(pid: int) -> tuple[float, float]:
+    """For how long a process has run, and for how long it has waited for a core, in s."""
+    ran = waited = 0
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError):
-            total += int(path.read_text().split()[0])
-    return total / 1e9
+            fields = path.read_text().split()
+            ran, waited = ran + int(fields[0]), waited + int(fields[1])
+    return ran / 1e9, waited / 1e9
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@
 #include "channel.hpp"
 #include "fabric.hpp"
 #include "ring_consumer.hpp"
+#include "sleep.hpp"
 
 using namespace ergo;
 
@@ -51,18 +52,26 @@ class Consumer {
 
   void run(std::atomic<bool>& stop) {
     auto idle = std::chrono::steady_clock::now();
+    bool drowsy = false;
     while (true) {
       std::optional<device::MessageView> message = ring.peek();
       if (!message) {
         if (stop && !ring.has_message()) return;
-        if (std::chrono::steady_clock::now() - idle < std::chrono::microseconds(20)) continue;
+        if (!drowsy) {
+          ring.grow_drowsy();
+          idle = std::chrono::steady_clock::now();
+          drowsy = true;
+        }
+        if (std::chrono::steady_clock::now() - idle < kDrowsyFor) continue;
         std::vector<futex_waitv> waiters;
         ring.announce_sleep(waiters);
         if (!ring.has_message()) wait_any(waiters, std::chrono::steady_clock::now() + std::chrono::milliseconds(50));
         ring.withdraw_sleep();
+        drowsy = false;
         continue;
       }
-      idle = std::chrono::steady_clock::now();
+      if (drowsy) ring.withdraw_sleep();
+      drowsy = false;
       if (random_() % 4096 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(random_() % 30));
       take(*message);
       ring.advance(*message);
@@ -138,10 +147,17 @@ class Producer {
         return define();
       case 5:
         ++released;
-        return channel_.release((id_ << 48) | released);
+        return channel_.release(new rank::Holding{(id_ << 48) | released, random_() % 4 == 0 ? 1ull << 20 : 64});
+      case 6:
+        return give_up();
       default:
         return write(random_() % 64);
     }
+  }
+  // As an operator's call whose key is not known: what has been written before it is not lost.
+  void give_up() {
+    const rank::Channel::Transaction t(channel_, random_() % 64);
+    require(channel_.position() >= channel_.published(), "more was published than written");
   }
   void write(size_t n) {
     channel_.send(Message::Write, 2 + n, [&](uint64_t* body) {

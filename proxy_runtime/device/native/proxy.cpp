@@ -5,6 +5,7 @@
 #include <set>
 #include <string_view>
 
+#include "sleep.hpp"
 #include "snapshot.hpp"
 
 namespace ergo::device {
@@ -13,7 +14,15 @@ namespace {
 // How many messages of a rank are executed before the others, the fabric and the control thread are looked at.
 constexpr int kTurn = 32;
 constexpr auto kSpin = std::chrono::microseconds(20);
+constexpr auto kWideAwake = kSpin - kDrowsyFor;
+constexpr int kPauses = 8;  // between two looks, a fraction of a microsecond
 constexpr auto kLongestSleep = std::chrono::milliseconds(500);
+
+void pause() {
+#ifdef __x86_64__
+  __builtin_ia32_pause();
+#endif
+}
 
 }  // namespace
 
@@ -34,6 +43,7 @@ Proxy::~Proxy() { commands_.close(); }
 void Proxy::serve() {
   auto idle_since = Clock::now();
   auto looked = idle_since;
+  std::optional<Clock::time_point> drowsy_since;
   while (!ended_) {
     const bool progress = turn();
     const auto now = Clock::now();
@@ -43,13 +53,26 @@ void Proxy::serve() {
     }
     if (progress) {
       idle_since = now;
+      if (drowsy_since) wake_up();
+      drowsy_since.reset();
       continue;
     }
     settle_stop();
-    if (now - idle_since < kSpin) continue;
+    if (now - idle_since < kWideAwake) {
+      // Each look takes the line of the head from the rank, which waits for it with its next message.
+      for (int i = 0; i < kPauses; ++i) pause();
+      continue;
+    }
+    if (!drowsy_since) {
+      for (auto& [rank, server] : servers_) server->ring().grow_drowsy();
+      drowsy_since = Clock::now();
+    }
+    if (now < *drowsy_since + kDrowsyFor) continue;
     notice_lost_peers();
     looked = now;
     sleep();
+    wake_up();
+    drowsy_since.reset();
   }
   commands_.close();
 }
@@ -95,19 +118,18 @@ void Proxy::sleep() {
   std::vector<futex_waitv> waiters;  // values first, then look once more, then sleep
   commands_.append_waiter(waiters);
   if (collectives_.connected()) collectives_.fabric().append_waiters(waiters);
-  std::vector<RankServer*> announced;
   if (running_)
     for (auto& [rank, server] : servers_)
-      if (!held(*server)) {
-        server->ring().announce_sleep(waiters);
-        announced.push_back(server.get());
-      }
+      if (!held(*server)) server->ring().announce_sleep(waiters);
   if (!turn()) {
     auto until = Clock::now() + kLongestSleep;
     if (schedule_ && schedule_->wakes()) until = std::min(until, *schedule_->wakes());
     wait_any(waiters, until);
   }
-  for (RankServer* server : announced) server->ring().withdraw_sleep();
+}
+
+void Proxy::wake_up() {
+  for (auto& [rank, server] : servers_) server->ring().withdraw_sleep();
 }
 
 void Proxy::notice_lost_peers() {

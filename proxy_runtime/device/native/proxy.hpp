@@ -88,6 +88,7 @@ class Proxy {
   bool held(const RankServer& server) const;
   bool pump();
   void sleep();
+  void wake_up();
   void notice_lost_peers();
   void settle_stop();
   void require_fabric();

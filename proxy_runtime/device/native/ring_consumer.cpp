@@ -5,6 +5,8 @@
 #include <cstring>
 #include <string>
 
+#include "sleep.hpp"
+
 namespace ergo::device {
 
 namespace {
@@ -35,12 +37,12 @@ bool is_synchronous(Message type) {
 }
 
 RingConsumer::RingConsumer(int fd)
-    : ring_(RingMapping::map(fd, /*dontfork=*/false)), tail_(ring_.header()->tail.load()) {
+    : ring_(RingMapping::map(fd, /*dontfork=*/false)), tail_(ring_.header()->tail.load()), head_(tail_) {
   RingHeader& h = header();
   if (tail_ % 8 != 0 || h.head.load() - tail_ > ring_.ring_bytes())
     throw ProtocolError("the positions in the ring's header are impossible");
   h.proxy_gone.store(0);
-  h.consumer_sleeping.store(0);
+  h.consumer_sleeping.store(kAwake);
   h.producer_sleeping.store(0);
 }
 
@@ -61,7 +63,8 @@ bool RingConsumer::holds(Message type) const {
 
 std::optional<MessageView> RingConsumer::peek() {
   for (;;) {
-    uint64_t available = header().head.load(std::memory_order_acquire) - tail_;
+    if (tail_ == head_) head_ = header().head.load(std::memory_order_acquire);
+    const uint64_t available = head_ - tail_;
     if (available == 0) return std::nullopt;
     if (available > ring_.ring_bytes() || available % 8 != 0)
       throw ProtocolError("the ring's head is beyond its end or between words");
@@ -83,20 +86,20 @@ std::optional<MessageView> RingConsumer::peek() {
 
 void RingConsumer::advance(const MessageView& message) {
   RingHeader& h = header();
-  uint64_t head = h.head.load(std::memory_order_relaxed), half = ring_.ring_bytes() / 2;
-  uint64_t used_before = head - tail_;
+  const uint64_t half = ring_.ring_bytes() / 2;
+  const uint64_t used_before = head_ - tail_;
   tail_ += message.length;
   h.tail.store(tail_, std::memory_order_seq_cst);
-  uint64_t used = head - tail_;
-  // A rank that waits for space is woken when half of the ring, and again when all of it, has become free:
-  // one wake-up per message would cost more than the messages.
+  const uint64_t used = head_ - tail_;
+  // A rank that waits for space is woken when half of what was seen of the ring, and again when all of it, has become
+  // free: one wake-up per message would cost more than the messages.
   if (used == 0 || (used_before > half && used <= half) || is_synchronous(message.type) || is_transfer(message.type))
     wake_producer();
 }
 
 bool RingConsumer::drop_to(uint64_t position) {
   if (position <= tail_ || position > header().head.load(std::memory_order_acquire)) return false;
-  tail_ = position;
+  tail_ = head_ = position;
   header().tail.store(tail_, std::memory_order_seq_cst);
   wake_producer();
   return true;
@@ -141,16 +144,18 @@ void RingConsumer::close(const Failure& failure) {
   wake_producer();
 }
 
+void RingConsumer::grow_drowsy() { header().consumer_sleeping.store(kDrowsy, std::memory_order_seq_cst); }
+
 void RingConsumer::announce_sleep(std::vector<futex_waitv>& waiters) {
   auto& word = header().consumer_sleeping;
-  word.store(1, std::memory_order_seq_cst);
+  word.exchange(kAsleep);
   futex_waitv waiter{};
-  waiter.val = 1;
+  waiter.val = kAsleep;
   waiter.uaddr = reinterpret_cast<uint64_t>(&word);
   waiter.flags = FUTEX_32;  // shared between processes
   waiters.push_back(waiter);
 }
 
-void RingConsumer::withdraw_sleep() { header().consumer_sleeping.store(0, std::memory_order_relaxed); }
+void RingConsumer::withdraw_sleep() { header().consumer_sleeping.store(kAwake, std::memory_order_relaxed); }
 
 }  // namespace ergo::device

@@ -45,7 +45,9 @@ class RingConsumer {
   // Tells the rank that nothing of it will be executed any more, and wakes it.
   void close(const Failure& failure);
 
-  // Sleeping: announce, look once more, sleep on the word, then withdraw.
+  // Sleeping: grow drowsy, look for at least kDrowsyFor (sleep.hpp), announce, look once more, sleep on the word, then
+  // withdraw, as when there is something to do before.
+  void grow_drowsy();
   void announce_sleep(std::vector<futex_waitv>& waiters);
   void withdraw_sleep();
 
@@ -62,6 +64,7 @@ class RingConsumer {
   void wake_producer();
   RingMapping ring_;
   uint64_t tail_;
+  uint64_t head_;  // as last seen: looked at again when all before it is executed, as each look delays the rank
 };
 
 }  // namespace ergo::device

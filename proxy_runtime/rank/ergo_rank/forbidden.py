@@ -1,4 +1,4 @@
-"""What would hand a device address to somebody who dereferences it: raises, and says what to do."""
+"""What would hand a device address to somebody who dereferences it, or tell of another device: raises, and says why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _refuse(what: str) -> NoReturn:
 
 
 def install() -> None:
-    """Replaces dlpack, the CUDA array interface and sharing between processes for device tensors."""
+    """Replaces dlpack, the CUDA array interface, sharing between processes, and questions to the driver."""
     tensor = torch.Tensor
     dlpack = tensor.__dlpack__
     interface: Any = tensor.__cuda_array_interface__
@@ -52,3 +52,11 @@ def install() -> None:
         )
 
     torch.cuda.ExternalStream.__new__ = external_stream  # type: ignore[method-assign, assignment]
+
+    def no_handle(*args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(
+            "The driver's library (NVML) cannot be asked about an Ergosphere device, e.g. for its utilization or its "
+            "temperature: the device is another process's, and may be on another machine later."
+        )
+
+    torch.cuda._get_pynvml_handler = no_handle

@@ -8,9 +8,11 @@
 #include <ctime>
 #include <exception>
 #include <new>
+#include <utility>
 
 #include "interrupt.hpp"
 #include "shared_ring.hpp"
+#include "sleep.hpp"
 
 namespace ergo::rank {
 namespace {
@@ -18,6 +20,10 @@ namespace {
 constexpr uint64_t kSpinNanoseconds = 20'000;
 constexpr timespec kFutexTimeout{0, 100'000'000};
 constexpr uint64_t kFreeLength = 16;
+// Released memory that the device may hold until it is told with the next message.
+constexpr uint64_t kReleasedBytes = uint64_t{1} << 20;
+// What a storage counts at least, so that there is an end to small ones, too.
+constexpr uint64_t kLeastReleased = 512;
 
 uint64_t now_ns() {
   timespec t{};
@@ -67,7 +73,7 @@ void Channel::attach(void* base) {
   response_ = ring_ + ring_bytes_;
   pinned_ = response_ + response_bytes_;
   pinned_bytes_ = header->pinned_bytes;
-  head_ = header->head.load();
+  head_ = published_ = header->head.load();
   tail_seen_ = header->tail.load();
   responses_ = header->response_seq.load();
   header_ = header;
@@ -76,18 +82,16 @@ void Channel::attach(void* base) {
 
   // Nothing of the process that had it before is left when this returns.
   auto consumed = [this] { return header_->tail.load(std::memory_order_acquire) >= head_; };
-  auto wake = [this] {
-    if (header_->consumer_sleeping.exchange(0) != 0) futex(&header_->consumer_sleeping, FUTEX_WAKE, 1);
-  };
   header_->step.store(0);
   shared_words(*header).dropped_to.store(head_);
-  wake();
+  wake_consumer(*header);
   wait_until(consumed, /*interruptible=*/false);
   const uint64_t length = sizeof(MessageHeader);
   auto* message = reinterpret_cast<MessageHeader*>(reserve(length));
   *message = {static_cast<uint32_t>(length), static_cast<uint16_t>(kResetMessage),
               header_check(length, static_cast<uint16_t>(kResetMessage))};
-  publish(length);
+  wrote(length);
+  publish();
   wait_until(consumed, /*interruptible=*/false);
   tail_seen_ = header_->tail.load();
   responses_ = header_->response_seq.load();
@@ -99,7 +103,6 @@ void Channel::install_fork_handlers() {
   pthread_atfork(nullptr, nullptr, [] {
     Channel& channel = instance();
     new (&channel.mutex_) std::mutex;
-    new (&channel.release_mutex_) std::mutex;
     channel.forked_ = channel.forked_ || channel.header_ != nullptr;  // without a channel: it may get its own
     channel.header_ = nullptr;
   });
@@ -188,19 +191,35 @@ char* Channel::reserve(uint64_t length) {
   return ring_ + at;
 }
 
-void Channel::publish(uint64_t length) {
+void Channel::wrote(uint64_t length) {
   head_ += length;
-  header_->head.store(head_);
-  if (header_->consumer_sleeping.load() != 0 && header_->consumer_sleeping.exchange(0) != 0)
-    futex(&header_->consumer_sleeping, FUTEX_WAKE, 1);
   ++stats_.messages;
   stats_.bytes += length;
 }
 
-// Sends queued releases while they fit together with `keep_free` bytes. The channel lock is held.
+// Lets the device see what has been written: whoever gives the channel lock back has done so. Once for all of it, as
+// every time costs a transfer between the two processors' caches.
+void Channel::publish() {
+  if (head_ == published_) return;
+  published_ = head_;
+  header_->head.store(head_, std::memory_order_release);
+  wake_consumer(*header_);
+}
+
+// Writes queued releases while they fit together with `keep_free` bytes. The channel lock is held.
 void Channel::flush_releases(uint64_t keep_free) {
-  std::lock_guard<std::mutex> lock(release_mutex_);
-  while (!releases_.empty()) {
+  if (released_.load(std::memory_order_relaxed) != nullptr) {
+    released_bytes_.store(0, std::memory_order_relaxed);
+    Holding* in_order = nullptr;  // the last comes first
+    for (Holding* taken = released_.exchange(nullptr, std::memory_order_acquire); taken != nullptr;) {
+      Holding* const before = std::exchange(taken->next, in_order);
+      in_order = std::exchange(taken, before);
+    }
+    Holding** end = &unsent_;
+    while (*end != nullptr) end = &(*end)->next;
+    *end = in_order;
+  }
+  while (unsent_ != nullptr) {
     if (room_end(kFreeLength + keep_free + 2 * kFreeLength) > tail_seen_) {
       tail_seen_ = header_->tail.load(std::memory_order_acquire);
       if (room_end(kFreeLength + keep_free + 2 * kFreeLength) > tail_seen_) return;
@@ -209,9 +228,9 @@ void Channel::flush_releases(uint64_t keep_free) {
     auto* header = reinterpret_cast<MessageHeader*>(p);
     *header = {static_cast<uint32_t>(kFreeLength), static_cast<uint16_t>(Message::Free),
                header_check(kFreeLength, static_cast<uint16_t>(Message::Free))};
-    reinterpret_cast<uint64_t*>(p)[1] = releases_.back();
-    releases_.pop_back();
-    publish(kFreeLength);
+    reinterpret_cast<uint64_t*>(p)[1] = unsent_->handle;
+    delete std::exchange(unsent_, unsent_->next);
+    wrote(kFreeLength);
   }
 }
 
@@ -229,6 +248,7 @@ Channel::Transaction::Transaction(Channel& channel, size_t words)
     channel_.tail_seen_ = channel_.header_->tail.load(std::memory_order_acquire);
     if (needed <= channel_.tail_seen_) return;
     ++channel_.stats_.waits_for_room;
+    channel_.publish();
     lock_.unlock();
     {
       GilRelease gil;
@@ -250,7 +270,10 @@ uint64_t* Channel::Transaction::begin(Message type, size_t words) {
   return reinterpret_cast<uint64_t*>(p + sizeof(MessageHeader));
 }
 
-void Channel::Transaction::commit() { channel_.publish(length_); }
+void Channel::Transaction::commit() {
+  channel_.wrote(length_);
+  channel_.publish();
+}
 
 std::pair<Status, std::string_view> Channel::answer_in_ring() const {
   const uint64_t length = header_->response_length;
@@ -364,19 +387,26 @@ void Channel::synchronize() {
   call(Message::Sync, 0, [](uint64_t*) {}, [](const char*, size_t) {});
 }
 
-void Channel::release(uint64_t handle) noexcept {
-  if (!open()) return;
-  try {
-    {
-      std::lock_guard<std::mutex> lock(release_mutex_);
-      releases_.push_back(handle);
-    }
-    // Otherwise the next message of whoever holds the lock takes it along.
-    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (lock.owns_lock() && open()) flush_releases(0);
-  } catch (const std::bad_alloc&) {
-    // The handle stays allocated on the device, which is no error.
+void Channel::queue_release(Holding* holding) noexcept {
+  Holding* last = released_.load(std::memory_order_relaxed);
+  do holding->next = last;
+  while (!released_.compare_exchange_weak(last, holding, std::memory_order_release, std::memory_order_relaxed));
+}
+
+void Channel::release(Holding* holding) noexcept {
+  if (!open()) {
+    delete holding;
+    return;
   }
+  const uint64_t bytes = released_bytes_.load(std::memory_order_relaxed) + std::max(holding->bytes, kLeastReleased);
+  released_bytes_.store(bytes, std::memory_order_relaxed);
+  queue_release(holding);
+  if (bytes < kReleasedBytes) return;
+  // Otherwise the next message of whoever holds the lock takes it along.
+  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || !open()) return;
+  flush_releases(0);
+  publish();
 }
 
 void Channel::step() {

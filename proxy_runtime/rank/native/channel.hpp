@@ -16,7 +16,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "gil.hpp"
 #include "messages.hpp"
@@ -30,6 +29,13 @@ void connect_current_device();
 // Counters of this rank since its start; they are part of the process image.
 struct ChannelStats {
   uint64_t messages = 0, bytes = 0, executed = 0, defined = 0, one_off = 0, responses = 0, waits_for_room = 0;
+};
+
+// A storage on the device that this process holds.
+struct Holding {
+  uint64_t handle;
+  uint64_t bytes;
+  Holding* next = nullptr;  // of those that have been released and not told to the device yet
 };
 
 // Raises the torch exception that belongs to a response status.
@@ -83,16 +89,14 @@ class Channel {
   // Bytes sent so far. The channel lock is held.
   uint64_t position() const { return head_; }
 
-  // Releases a storage handle; never waits and never throws, so it may be called from any destructor.
-  void release(uint64_t handle) noexcept;
+  // Releases a storage; never waits and never throws, so it may be called from any destructor. The device hears of it
+  // with the next message, of much memory at once.
+  void release(Holding* holding) noexcept;
 
   // For handles that belong to a message just answered; the channel lock is held.
   void take_handles(uint64_t n) { next_handle_ += n; }
-  // Sends the release with the next message; the channel lock is held.
-  void queue_release(uint64_t handle) {
-    std::lock_guard<std::mutex> lock(release_mutex_);
-    releases_.push_back(handle);
-  }
+  // Sends the release with the next message.
+  void queue_release(Holding* holding) noexcept;
 
   // The optimizer-step boundary of this rank: numbers from 1.
   void step();
@@ -127,6 +131,11 @@ class Channel {
   class Transaction {
    public:
     Transaction(Channel& channel, size_t words);
+    ~Transaction() {
+      if (lock_.owns_lock()) channel_.publish();
+    }
+    Transaction(const Transaction&) = delete;
+    Transaction& operator=(const Transaction&) = delete;
     uint64_t* begin(Message type, size_t words);
     void commit();
     // Consecutive storage handles that belong to this message.
@@ -171,7 +180,8 @@ class Channel {
   [[noreturn]] void raise_fault();
   uint64_t room_end(uint64_t length) const;
   char* reserve(uint64_t length);
-  void publish(uint64_t length);
+  void wrote(uint64_t length);
+  void publish();
   void flush_releases(uint64_t keep_free);
   template <class Ready>
   bool wait_until(Ready&& ready, bool interruptible);
@@ -185,7 +195,7 @@ class Channel {
   char* response_ = nullptr;
   char* pinned_ = nullptr;
   uint64_t ring_bytes_ = 0, response_bytes_ = 0, pinned_bytes_ = 0;
-  uint64_t head_ = 0, tail_seen_ = 0, responses_ = 0, next_handle_ = 1;
+  uint64_t head_ = 0, published_ = 0, tail_seen_ = 0, responses_ = 0, next_handle_ = 1;
   std::string_view answer_;  // in the response area, or in late_answer_
   std::string late_answer_;
   // An answer that is still to come though its waiter has let go of the lock. The response area holds one answer, so
@@ -197,8 +207,9 @@ class Channel {
   std::optional<Outstanding> outstanding_;
   std::atomic<bool> fault_raised_{false};
   std::mutex mutex_;
-  std::mutex release_mutex_;
-  std::vector<uint64_t> releases_;
+  std::atomic<Holding*> released_{nullptr};  // the last one; anybody adds to it, all of it is taken at once
+  std::atomic<uint64_t> released_bytes_{0};  // about: threads that add at the same time count once
+  Holding* unsent_ = nullptr;                // taken from there, found no room in the queue; the channel lock's
   std::atomic<uint32_t> sleepers_{0};
   bool closed_ = false, forked_ = false;
   unsigned long (*refused_)() = nullptr;

@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <optional>
 
+#include "call_buffers.hpp"
 #include "channel.hpp"
 #include "encoder.hpp"
 #include "flags.hpp"
@@ -29,12 +29,6 @@ bool launches_block() {
     return false;
   }();
   return blocking;
-}
-
-// A call that lives as long as its thread.
-EncodedCall* keep_for_thread() {
-  thread_local std::unique_ptr<EncodedCall> kept = std::make_unique<EncodedCall>();
-  return kept.get();
 }
 
 // What it returns may depend on contents: nothing about such a call is remembered.
@@ -124,70 +118,60 @@ OutputSpec define(const OpInfo& info, uint64_t hash, const EncodedCall& call, bo
     }
   };
   const auto abandon = [&channel, base, spec] {
-    for (size_t i = 0; i < spec->new_bytes.size(); ++i) channel.queue_release(base + i);
+    for (size_t i = 0; i < spec->new_bytes.size(); ++i)
+      channel.queue_release(new Holding{base + i, spec->new_bytes[i]});
   };
   channel.wait_response(/*raise_asynchronous=*/true, {learn, abandon});
   return std::move(*spec);
+}
+
+// Has the device execute the call and makes its results: `take(const OutputSpec&, uint64_t base)`. Arguments that only
+// exist in the rank are replaced on the stack.
+template <class Take>
+void forward(const OpInfo& info, torch::jit::Stack& stack, EncodedCall& call, Take&& take) {
+  Channel::instance().require();
+  (void)memory_fits(0);  // may ask the device, which cannot be done while the channel is held
+  bool one_off = false;
+  uint64_t hash = 0, base = 0;
+  do {
+    encode_call(info, stack, call);
+    one_off = is_one_off(info, call);
+    hash = one_off ? 0 : TemplateTable::hash(info, call.key);
+    if (const Template* known = one_off ? nullptr : execute_known(info, hash, call, base, one_off)) {
+      take(known->outputs, base);
+      after_known(*known);
+      return;
+    }
+    // Flags that were set without a word to us, by native code, show here at the latest.
+  } while (Flags::instance().refresh());
+  take_note_of_libraries();
+  const OutputSpec spec = define(info, hash, call, !one_off, base);
+  if (!memory_fits(spec.new_memory)) {
+    // Only the device knew what it would need: the results are given back as if they had never been.
+    for (size_t i = 0; i < spec.new_bytes.size(); ++i)
+      Channel::instance().release(new Holding{base + i, spec.new_bytes[i]});
+    require_memory(spec.new_memory);
+  }
+  take(spec, base);
+  if (!spec.warnings.empty()) spec.warn();
 }
 
 }  // namespace
 
 void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (C10_UNLIKELY(bound_device() < 0)) use_device_of(*stack);
-  Channel::instance().require();
-  (void)memory_fits(0);  // may ask the device, which cannot be done while the channel is held
   const OpInfo& info = op_info(op);
-  // Kept per thread for its capacity. Not for a call within a call: one that encodes another (a CPU tensor that is
-  // not contiguous), or of a signal handler that runs while this one waits for room.
-  thread_local EncodedCall* kept = nullptr;  // without a constructor, so that using it costs no check
-  thread_local int depth = 0;
-  struct Level {
-    Level() { ++depth; }
-    ~Level() { --depth; }
-  } level;
-  if (C10_UNLIKELY(kept == nullptr)) kept = keep_for_thread();
-  std::optional<EncodedCall> own;
-  EncodedCall& call = depth == 1 ? *kept : own.emplace();
-  encode_call(info, *stack, call);
-  bool one_off = is_one_off(info, call);
-  const uint64_t hash = one_off ? 0 : TemplateTable::hash(info, call.key);
-  uint64_t base = 0;
-  if (!one_off) {
-    if (const Template* known = execute_known(info, hash, call, base, one_off)) {
-      push_outputs(known->outputs, call, base, *stack, info.kinds.size());
-      after_known(*known);
-      return;
-    }
-  }
-  // Flags that were set without a word to us, by native code, show here at the latest.
-  if (Flags::instance().refresh()) return forward_operator(op, stack);
-  take_note_of_libraries();
-  const OutputSpec spec = define(info, hash, call, !one_off, base);
-  if (!memory_fits(spec.new_memory)) {
-    // Only the device knew what it would need: the results are given back as if they had never been.
-    for (size_t i = 0; i < spec.new_bytes.size(); ++i) Channel::instance().release(base + i);
-    require_memory(spec.new_memory);
-  }
-  push_outputs(spec, call, base, *stack, info.kinds.size());
-  if (!spec.warnings.empty()) spec.warn();
-  call.components.clear();  // they would keep device memory alive until this thread's next call
+  BuffersInUse buffers;
+  EncodedCall& call = buffers->call;
+  forward(info, *stack, call, [&](const OutputSpec& outputs, uint64_t base) {
+    push_outputs(outputs, call, base, *stack, info.kinds.size());
+  });
 }
 
-std::optional<at::Tensor> forward_known(const c10::OperatorHandle& op, torch::jit::Stack& stack, EncodedCall& call) {
-  Channel::instance().require();
-  (void)memory_fits(0);
-  const OpInfo& info = op_info(op);
-  encode_call(info, stack, call);
-  bool one_off = is_one_off(info, call);
-  if (one_off) {
-    call.components.clear();
-    return std::nullopt;
-  }
-  uint64_t base = 0;
-  const Template* known = execute_known(info, TemplateTable::hash(info, call.key), call, base, one_off);
-  if (known == nullptr) return std::nullopt;
-  at::Tensor result = only_output(known->outputs, call, base);
-  after_known(*known);
+at::Tensor forward_plain(const c10::OperatorHandle& op, torch::jit::Stack& stack, EncodedCall& call) {
+  at::Tensor result;
+  forward(op_info(op), stack, call,
+          [&](const OutputSpec& outputs, uint64_t base) { result = only_output(outputs, call, base); });
   return result;
 }
 

@@ -4,8 +4,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include <optional>
-
 #include "encoder.hpp"
 
 namespace ergo::rank {
@@ -14,9 +12,9 @@ namespace ergo::rank {
 // asynchronous message; an unknown one is executed while the rank waits, and defines the key.
 void forward_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-// Of a call whose key is known: sends it and makes its only result, a tensor; the arguments stay on the stack. Nothing
-// where it cannot be done so, and nothing has happened then.
-std::optional<at::Tensor> forward_known(const c10::OperatorHandle& op, torch::jit::Stack& stack, EncodedCall& call);
+// Forwards a call with one result, a tensor, and returns that. The arguments are on the stack, need no replacement
+// (encoder.hpp) and stay there.
+at::Tensor forward_plain(const c10::OperatorHandle& op, torch::jit::Stack& stack, EncodedCall& call);
 
 // Forwards `name` (an aten operator) with the given arguments; returns the stack of results.
 template <class... Arguments>

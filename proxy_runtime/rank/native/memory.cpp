@@ -14,10 +14,13 @@ namespace {
 
 using Counter = std::atomic<uint64_t>;
 
+// As few as there can be: each that a call changes costs it some nanoseconds.
 struct Counters {
-  Counter allocated{0}, peak{0}, allocated_ever{0}, released_ever{0};
-  Counter allocations{0}, releases{0}, peak_count{0}, failures{0};
-  Counter total{0}, limit{0};  // 0: not known yet
+  Counter allocated{0}, released{0};    // bytes, since the start
+  Counter allocations{0}, releases{0};  // storages, since the start
+  Counter peak{0}, peak_count{0}, failures{0};
+  Counter released_before{0}, releases_before{0};  // what is not told any more
+  Counter total{0}, limit{0};                      // 0: not known yet
   std::atomic<double> fraction{1.0};
 };
 Counters counters;
@@ -28,7 +31,13 @@ void raise_to(Counter& peak, uint64_t now) {
   }
 }
 
-uint64_t living() { return counters.allocations.load() - counters.releases.load(); }
+// What is released has been allocated: read first, it is never more.
+uint64_t living(const Counter& come, const Counter& gone) {
+  const uint64_t left = gone.load();
+  return come.load() - left;
+}
+uint64_t living_bytes() { return living(counters.allocated, counters.released); }
+uint64_t living_count() { return living(counters.allocations, counters.releases); }
 
 void set_limit() { counters.limit.store(static_cast<uint64_t>(counters.fraction.load() * counters.total.load())); }
 
@@ -61,24 +70,30 @@ std::string in_units(uint64_t bytes) {
 }  // namespace
 
 MemoryStats memory_stats() {
-  return {counters.allocated.load(),     counters.peak.load(),        counters.allocated_ever.load(),
-          counters.released_ever.load(), counters.allocations.load(), counters.releases.load(),
-          counters.peak_count.load(),    counters.failures.load(),    counters.total.load(),
-          counters.limit.load()};
+  const uint64_t bytes = counters.released_before.load(), count = counters.releases_before.load();
+  MemoryStats stats;
+  stats.released_ever = counters.released.load() - bytes;
+  stats.allocated_ever = counters.allocated.load() - bytes;
+  stats.allocated = stats.allocated_ever - stats.released_ever;
+  stats.peak = counters.peak.load();
+  stats.releases = counters.releases.load() - count;
+  stats.allocations = counters.allocations.load() - count;
+  stats.peak_count = counters.peak_count.load();
+  stats.failures = counters.failures.load();
+  stats.total = counters.total.load();
+  stats.limit = counters.limit.load();
+  return stats;
 }
 
 void reset_peak_memory() {
-  counters.peak.store(counters.allocated.load());
-  counters.peak_count.store(living());
+  counters.peak.store(living_bytes());
+  counters.peak_count.store(living_count());
 }
 
 void reset_accumulated_memory() {
   // What lives now has been allocated.
-  const uint64_t bytes = counters.allocated.load(), count = living();
-  counters.allocated_ever.store(bytes);
-  counters.released_ever.store(0);
-  counters.allocations.store(count);
-  counters.releases.store(0);
+  counters.released_before.store(counters.released.load());
+  counters.releases_before.store(counters.releases.load());
   counters.failures.store(0);
 }
 
@@ -103,13 +118,13 @@ void set_memory_fraction(double fraction) {
 double memory_fraction() { return counters.fraction.load(); }
 
 bool memory_fits(uint64_t bytes) {
-  const uint64_t most = limit(), used = counters.allocated.load(std::memory_order_relaxed);
+  const uint64_t most = limit(), used = living_bytes();
   return C10_LIKELY(bytes <= most && used <= most - bytes);
 }
 
 void require_memory(uint64_t bytes) {
   if (memory_fits(bytes)) return;
-  const uint64_t total = device_memory(), used = counters.allocated.load();
+  const uint64_t total = device_memory(), used = living_bytes();
   counters.failures.fetch_add(1);
   const double fraction = memory_fraction();
   C10_THROW_ERROR(OutOfMemoryError,
@@ -119,19 +134,17 @@ void require_memory(uint64_t bytes) {
                       in_units(used) + " is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated.");
 }
 
-void count_allocation(uint64_t bytes) {
-  const uint64_t size = in_blocks(bytes);
-  raise_to(counters.peak, counters.allocated.fetch_add(size, std::memory_order_relaxed) + size);
-  counters.allocated_ever.fetch_add(size, std::memory_order_relaxed);
+uint64_t count_allocation(uint64_t bytes) {
+  const uint64_t before = counters.allocated.fetch_add(in_blocks(bytes), std::memory_order_relaxed);
   counters.allocations.fetch_add(1, std::memory_order_relaxed);
-  raise_to(counters.peak_count, living());
+  raise_to(counters.peak, living_bytes());
+  raise_to(counters.peak_count, living_count());
+  return before;
 }
 
 void count_release(uint64_t bytes) {
-  const uint64_t size = in_blocks(bytes);
-  counters.allocated.fetch_sub(size, std::memory_order_relaxed);
-  counters.released_ever.fetch_add(size, std::memory_order_relaxed);
-  counters.releases.fetch_add(1, std::memory_order_relaxed);
+  counters.released.fetch_add(in_blocks(bytes), std::memory_order_release);
+  counters.releases.fetch_add(1, std::memory_order_release);
 }
 
 }  // namespace ergo::rank

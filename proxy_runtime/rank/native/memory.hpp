@@ -32,7 +32,8 @@ double memory_fraction();
 // Throws c10::OutOfMemoryError if `bytes` more, in blocks, are more than this process may use. Counts nothing.
 void require_memory(uint64_t bytes);
 bool memory_fits(uint64_t bytes);
-void count_allocation(uint64_t bytes);
+// Returns what had been allocated before, in blocks: it never comes twice unless nothing is allocated.
+uint64_t count_allocation(uint64_t bytes);
 void count_release(uint64_t bytes);
 
 }  // namespace ergo::rank

@@ -2,8 +2,6 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <atomic>
-
 #include "channel.hpp"
 #include "memory.hpp"
 #include "tree.hpp"
@@ -17,23 +15,11 @@ constexpr uint64_t kFirstAddress = uint64_t{1} << 56;
 // An allocation of so many bytes is waited for: where it fails, the script hears of it there, and can try fewer.
 constexpr uint64_t kAwaitedBytes = uint64_t{1} << 30;
 
-struct Context {
-  uint64_t handle;
-  uint64_t bytes;
-};
-
-void* new_address(uint64_t bytes) {
-  static std::atomic<uint64_t> next{kFirstAddress};
-  if (bytes == 0) return nullptr;
-  return reinterpret_cast<void*>(next.fetch_add(in_blocks(bytes), std::memory_order_relaxed));
-}
-
 void delete_storage(void* opaque) {
-  auto* context = static_cast<Context*>(opaque);
-  if (context == nullptr) return;
-  count_release(context->bytes);
-  Channel::instance().release(context->handle);
-  delete context;
+  auto* holding = static_cast<Holding*>(opaque);
+  if (holding == nullptr) return;
+  count_release(holding->bytes);
+  Channel::instance().release(holding);
 }
 
 class DeviceAllocator final : public c10::Allocator {
@@ -60,12 +46,12 @@ class DeviceAllocator final : public c10::Allocator {
   }
 };
 
-Context& context_of(const c10::StorageImpl& storage) {
+Holding& holding_of(const c10::StorageImpl& storage) {
   const c10::DataPtr& pointer = storage.data_ptr();
   TORCH_CHECK(pointer.get_deleter() == &delete_storage && pointer.get_context() != nullptr,
               "ergosphere: a CUDA tensor whose memory was not allocated through torch's dispatcher cannot be used on "
               "the device proxy (its address comes from native code in this process)");
-  return *static_cast<Context*>(pointer.get_context());
+  return *static_cast<Holding*>(pointer.get_context());
 }
 
 }  // namespace
@@ -85,8 +71,9 @@ c10::Allocator* device_allocator() {
 }
 
 c10::DataPtr wrap_handle(uint64_t handle, uint64_t bytes) {
-  count_allocation(bytes);
-  return {new_address(bytes), new Context{handle, bytes}, &delete_storage, own_device()};
+  const uint64_t before = count_allocation(bytes);
+  void* const address = bytes != 0 ? reinterpret_cast<void*>(kFirstAddress + before) : nullptr;
+  return {address, new Holding{handle, bytes}, &delete_storage, own_device()};
 }
 
 c10::Storage make_storage(uint64_t handle, uint64_t bytes) {
@@ -95,19 +82,19 @@ c10::Storage make_storage(uint64_t handle, uint64_t bytes) {
                                                             /*resizable=*/true));
 }
 
-uint64_t handle_of(const c10::StorageImpl& storage) { return context_of(storage).handle; }
+uint64_t handle_of(const c10::StorageImpl& storage) { return holding_of(storage).handle; }
 
 uint64_t handle_of(const at::Tensor& tensor) {
   return handle_of(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
 }
 
 void adopt_size(c10::StorageImpl& storage, uint64_t bytes) {
-  Context& context = context_of(storage);
-  const uint64_t handle = context.handle;
+  Holding& holding = holding_of(storage);
+  const uint64_t handle = holding.handle;
   auto old = storage.set_data_ptr(wrap_handle(handle, bytes));
   // The handle lives on in the new pointer: only the bookkeeping of the old one goes.
-  count_release(context.bytes);
-  delete static_cast<Context*>(old.release_context());
+  count_release(holding.bytes);
+  delete static_cast<Holding*>(old.release_context());
   storage.set_nbytes(bytes);
 }
 

@@ -3,11 +3,10 @@
 #include <ATen/Operators.h>
 
 #include <map>
-#include <memory>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
+#include "call_buffers.hpp"
 #include "fallback.hpp"
 #include "storage.hpp"
 #include "tree.hpp"
@@ -17,38 +16,30 @@ namespace {
 
 using c10::IValue;
 
-// Arguments on a stack that counts no references: their owners are the callers of the kernel. One for each thread.
-struct BorrowedCall {
-  torch::jit::Stack stack;
-  EncodedCall call;
-  bool busy = false;
+// Arguments on a stack that counts no references: their owners are the callers of the kernel.
+class Borrowed {
+ public:
+  explicit Borrowed(torch::jit::Stack& stack) : stack_(stack) {}
+  ~Borrowed() {
+    for (IValue& value : stack_)
+      if (value.isTensor()) (void)std::move(value).toTensor().unsafeReleaseTensorImpl();
+    stack_.clear();
+  }
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
 
   void add(const at::Tensor& t) {
     using Pointer = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-    stack.emplace_back(at::Tensor(Pointer::reclaim(t.unsafeGetTensorImpl())));
+    stack_.emplace_back(at::Tensor(Pointer::reclaim(t.unsafeGetTensorImpl())));
   }
   template <class Value>
   void add(const Value& v) {
-    stack.emplace_back(v);
+    stack_.emplace_back(v);
   }
-  void give_back() {
-    for (IValue& value : stack)
-      if (value.isTensor()) (void)std::move(value).toTensor().unsafeReleaseTensorImpl();
-    stack.clear();
-    busy = false;
-  }
+
+ private:
+  torch::jit::Stack& stack_;
 };
-
-BorrowedCall* make_borrowed() {
-  thread_local std::unique_ptr<BorrowedCall> made = std::make_unique<BorrowedCall>();
-  return made.get();
-}
-
-BorrowedCall& borrowed() {
-  thread_local BorrowedCall* of_thread = nullptr;  // without a constructor, so that using it costs no check
-  if (C10_UNLIKELY(of_thread == nullptr)) of_thread = make_borrowed();
-  return *of_thread;
-}
 
 // What is encoded as it is. Others are replaced on the stack first, which must own them then.
 bool is_plain(const at::Tensor& t) {
@@ -66,15 +57,11 @@ template <class Operator, class Result, class... Arguments>
 struct Unboxed<Operator, Result(Arguments...)> {
   static Result call(Arguments... arguments) {
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Operator::name, Operator::overload_name);
-    BorrowedCall& own = borrowed();
-    if (C10_LIKELY(bound_device() >= 0 && !own.busy && (is_plain(arguments) && ...))) {
-      own.busy = true;
-      struct GiveBack {
-        BorrowedCall& own;
-        ~GiveBack() { own.give_back(); }
-      } end{own};
-      (own.add(arguments), ...);
-      if (auto result = forward_known(op, own.stack, own.call)) return as_result(std::move(*result), arguments...);
+    if (C10_LIKELY(bound_device() >= 0 && (is_plain(arguments) && ...))) {
+      BuffersInUse buffers;
+      Borrowed borrowed(buffers->stack);
+      (borrowed.add(arguments), ...);
+      return as_result(forward_plain(op, buffers->stack, buffers->call), arguments...);
     }
     auto stack = forward_by_handle(op, arguments...);
     return as_result(std::move(stack[0]).toTensor(), arguments...);

@@ -76,16 +76,25 @@ def test_bad_channel_ends_the_rank(launcher: Launcher, channel: str, sentence: s
 
 
 _BINDINGS = """
-import sys, torch
-assert not any(name.partition(".")[0] == "cuda" for name in sys.modules), "torch has loaded cuda.bindings"
+import importlib.util, sys, torch
+loaded = {name.partition(".")[0] for name in sys.modules} & {"cuda", "pynvml"}
+assert not loaded, f"torch has loaded {loaded}"
 torch.ones(1, device="cuda").sum().item()
 from cuda.bindings import driver
 assert driver.cuInit
+if importlib.util.find_spec("pynvml"):
+    import pynvml
+    assert pynvml.nvmlInit
+for ask in (torch.cuda.utilization, torch.cuda.temperature, torch.cuda.memory_usage):
+    try:
+        raise AssertionError(f"{ask.__name__} returned {ask()}")
+    except RuntimeError as error:
+        assert "NVML" in str(error), error
 print("ok")
 """
 
 
-def test_only_torch_does_without_the_cuda_bindings(launcher: Launcher) -> None:
+def test_only_torch_does_without_what_drives_a_gpu(launcher: Launcher) -> None:
     (result,) = launcher.run(_BINDINGS)
     assert (result.code, result.out) == (0, "ok\n"), result.err
 
