@@ -88,6 +88,7 @@ TARGETS = (
         "messages",
         (
             *(NATIVE / f"{name}.cpp" for name in ("template", "value", "storage", "libraries", "state_file")),
+            NATIVE / "splice" / "ledger.cpp",
             RANK_NATIVE / "output_spec.cpp",
         ),
         torch=True,

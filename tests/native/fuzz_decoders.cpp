@@ -21,15 +21,18 @@ namespace {
 
 constexpr uint64_t kRing = 4096, kResponse = 4096;
 
+// What was read goes here, so that it is read.
+volatile uint64_t seen;
+
 // As the proxy reads it; what no operator is needed for.
 void read_body(Message type, WordReader body) {
   try {
     if (type == Message::Define) {
       device::DefineBody define(body);
-      if (define.n_handles != 0 && define.handles[define.n_handles - 1] == 42 && define.name.empty()) abort();
+      if (define.n_handles != 0) seen = define.handles[define.n_handles - 1] + define.name.size();
     } else if (type == Message::Exec) {
       device::ExecBody exec(body);
-      if (exec.n_handles != 0 && exec.handles[exec.n_handles - 1] == 42 && exec.payload.left() == 1u << 20) abort();
+      if (exec.n_handles != 0) seen = exec.handles[exec.n_handles - 1] + exec.payload.left();
     } else if (type == Message::Pull || type == Message::PullPinned || type == Message::PushPinned) {
       device::operands<4>(body);
     }
