@@ -154,6 +154,7 @@ class Encoder {
     TORCH_CHECK(t.device().is_cpu() && t.layout() == c10::kStrided && !written && (t.dim() == 0 || !is_float),
                 "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and ",
                 t.device(), "! (in a call of ", info_.name, ")");
+    call_.has_mask = true;  // or an index that is another with every call: no template is worth keeping
     const at::Tensor contiguous = t.contiguous();
     const auto* impl = contiguous.unsafeGetTensorImpl();
     const uint64_t flags = t.unsafeGetTensorImpl()->is_wrapped_number() ? WrappedNumber : 0;

@@ -22,7 +22,7 @@ struct EncodedCall {
   // Of composed arguments: `tensors` points to these too.
   std::deque<at::Tensor> components;
   uint32_t flags = 0;         // the number of its flags (flags.hpp)
-  bool has_mask = false;      // a bool or byte tensor is among the arguments after the first tensor
+  bool has_mask = false;      // a bool or byte tensor is among the arguments after the first tensor, or any on the host
   bool has_composed = false;  // results depend on contents: nothing about this call may be remembered
 
   void clear() {

@@ -70,9 +70,10 @@ std::unique_ptr<OpInfo> make_info(const c10::OperatorHandle& op) {
                   schema.name().rfind("aten::", 0) != 0 || (!schema.returns().empty() && !returns_tensors(schema)) ||
                   contains(kShapeFromContents, info->name) || schema.name().rfind("aten::_to_sparse", 0) == 0 ||
                   schema.name() == "aten::_validate_sparse_coo_tensor_args";  // how many values are not zero
-  // The choice of an attention kernel depends on metadata only.
-  if (schema.name() == "aten::_fused_sdp_choice") info->one_off = false;
   info->one_off_with_mask = schema.name() == "aten::index" || schema.name() == "aten::_unsafe_index";
+  // What is indexed by numbers has sizes that metadata decide, though torch's tag is for masks and numbers alike. So
+  // it is with the choice of an attention kernel.
+  if (info->one_off_with_mask || schema.name() == "aten::_fused_sdp_choice") info->one_off = false;
   return info;
 }
 

@@ -20,7 +20,7 @@ struct OpInfo {
   std::vector<ArgumentKind> kinds;  // by argument
   std::vector<bool> writes;         // by argument: the schema says that it is written
   bool one_off = false;             // output shapes depend on values: every call is synchronous
-  bool one_off_with_mask = false;   // the same, if an index is a mask
+  bool one_off_with_mask = false;   // the same, if an index is a mask or on the host
 };
 
 // The cached facts about an operator; valid for as long as the operator is registered.

@@ -5,6 +5,7 @@ python device_process.py DEVICE_DIR SPEC      SPEC: JSON, see `launcher.py`
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -37,7 +38,10 @@ def main() -> None:
             traceback.print_exc()
             os._exit(3)
         print("ready", flush=True)
-        sys.stdin.read()  # the launcher closes its end when it is done, or dies
+        for line in sys.stdin:  # the launcher closes its end when it is done, or dies
+            if line == "trim\n":
+                ctypes.CDLL(None).malloc_trim(0)
+                print("trimmed", flush=True)
         os._exit(0)
 
     threading.Thread(target=control, daemon=True).start()

@@ -47,6 +47,23 @@ assert z.cuda().conj().imag[0].item() == -2
 large = torch.arange(1000.0, device="cuda")
 assert [large[i].item() for i in (0, 999, 500)] == [0, 999, 500]
 assert torch.zeros((), device="cuda").item() == 0
+
+# Sizes of what is indexed by numbers need no answer, those of a mask do; other numbers of the host are no new template.
+source = torch.arange(12.0, device="cuda").reshape(6, 2)
+rows = torch.tensor([4, 1], device="cuda")
+others, mask = rows + 1, rows.new_tensor([1, 0, 0, 0, 0, 0]) > 0
+rest = ~mask
+for index in (rows, mask, torch.tensor([4, 1])):
+    source[index]
+before = _interposer.channel_stats()
+taken, answered = source[others], responses()
+assert answered == before["responses"], "an index of numbers is waited for"
+assert taken.tolist() == [[10, 11], [4, 5]]
+assert source[rest].shape == (5, 2) and source[mask].tolist() == [[0, 1]]
+assert source[torch.tensor([2, 0])].tolist() == [[4, 5], [0, 1]]
+assert source[torch.tensor([True, False] * 3)].tolist() == [[0, 1], [4, 5], [8, 9]]
+assert _interposer.channel_stats()["templates"] == before["templates"]
+
 meta = torch.empty(0, device="cuda")
 try:
     meta.item()
