@@ -28,6 +28,7 @@ FABRIC_SOURCES = [
         "collective_plan.cpp",
         "collectives.cpp",
         "collectives_cut.cpp",
+        "collectives_fold.cpp",
         "default_kernels.cpp",
     )
 ]

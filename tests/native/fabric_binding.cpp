@@ -41,7 +41,11 @@ class Engine {
 
   uint64_t issue(int rank, uint64_t comm, int kind, int op, uint32_t root, const std::vector<PySegment>& segments,
                  const py::bytes& packed, uint64_t tag) {
-    return engine_.issue(rank, descriptor_of(comm, kind, op, root, segments), Buffer::copy_of(view(packed)),
+    Descriptor descriptor = descriptor_of(comm, kind, op, root, segments);
+    // As at a load: what was part of another's input when it was pending.
+    descriptor.absorbed =
+        descriptor.kind == CollectiveKind::AllReduce && view(packed).empty() && packed_bytes(descriptor.segments) != 0;
+    return engine_.issue(rank, descriptor, Buffer::copy_of(view(packed)),
                          [this, rank, tag, kind](CollectiveResult result) {
                            if (kind == static_cast<int>(CollectiveKind::AllReduce)) join(result);
                            done_.push_back({rank, tag, std::move(result)});

@@ -6,6 +6,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "collective_plan.hpp"
 #include "failure.hpp"
@@ -220,6 +221,12 @@ uint32_t CollectiveBridge::group_rank(const RankState& rank, uint64_t comm) cons
                                members.begin());
 }
 
+bool CollectiveBridge::all_here(const Communicator& communicator) const {
+  return std::ranges::all_of(communicator.members, [this](int member) {
+    return rank_to_proxy_[static_cast<size_t>(member)] == fabric_->self();
+  });
+}
+
 bool CollectiveBridge::must_wait(const RankState& rank, WordReader body) const {
   if (rank.pending.empty()) return false;
   CollectiveCall call = CollectiveCall::parse(body);
@@ -253,10 +260,14 @@ void CollectiveBridge::issue(RankState& rank, WordReader body) {
   if (contributes(call, own)) {
     auto pieces = input_pieces(call, tensors(call.inputs, pending.storages, 0), members);
     descriptor.segments = segments_of(pieces);
-    auto buffer = fabric_->allocate(packed_bytes(descriptor.segments));
-    auto offsets = segment_offsets(descriptor.segments);
-    for (size_t i = 0; i < pieces.size(); i++) pack(pieces[i], buffer->data() + offsets[i]);
-    input = buffer;
+    if (rank.member && members > 1 && all_here(communicator(rank, call.comm)))
+      input = rank.member->splicer.lend(*rank.member, call, packed_bytes(descriptor.segments));
+    if (input.empty()) {
+      auto buffer = fabric_->allocate(packed_bytes(descriptor.segments));
+      auto offsets = segment_offsets(descriptor.segments);
+      for (size_t i = 0; i < pieces.size(); i++) pack(pieces[i], buffer->data() + offsets[i]);
+      input = rank.member ? rank.member->splicer.counted(std::move(buffer)) : Slice(std::move(buffer));
+    }
   }
   descriptor.expected_bytes = expected_bytes(call, own);
   pending.writes = has_result(call.kind, call.root, own);
@@ -275,7 +286,10 @@ void CollectiveBridge::reissue(RankState& rank, PendingCollective pending, Slice
     descriptor.segments = segments_of(input_pieces(call, tensors(call.inputs, pending.storages, 0), members));
   }
   descriptor.expected_bytes = expected_bytes(call, own);
-  if (packed_bytes(descriptor.segments) != input.size())
+  // One whose input was part of another's when it was dumped.
+  descriptor.absorbed =
+      call.kind == CollectiveKind::AllReduce && own != 0 && input.empty() && packed_bytes(descriptor.segments) != 0;
+  if (!descriptor.absorbed && packed_bytes(descriptor.segments) != input.size())
     throw ProtocolError("a pending collective's packed input has another size than its tensors");
   pending.writes = has_result(call.kind, call.root, own);
   contribute(rank, call, std::move(descriptor), std::move(input), std::move(pending));
@@ -319,6 +333,14 @@ void CollectiveBridge::complete(RankState& rank, const CollectiveCall& call, con
   if (!pending.writes || call.outputs.empty()) return;
   at::NoGradGuard no_grad;
   auto outputs = tensors(call.outputs, pending.storages, call.inputs.size());
+  if (call.kind == CollectiveKind::AllReduce && result.blocks.empty()) {  // of no use: part of a sum that was given up
+    for (const at::Tensor& out : outputs)
+      if (out.is_floating_point() || out.is_complex())
+        out.fill_(std::numeric_limits<double>::quiet_NaN());
+      else
+        out.zero_();
+    return;
+  }
   const std::vector<int>& members = communicator(rank, call.comm).members;
   auto check = [&](size_t given, size_t wanted, size_t from) {
     TORCH_CHECK(given == wanted, "rank ", rank.rank, " called ", kind_name(static_cast<uint8_t>(call.kind)),

@@ -59,6 +59,7 @@ class CollectiveBridge {
 
  private:
   const Communicator& communicator(const RankState& rank, uint64_t comm) const;
+  bool all_here(const Communicator& communicator) const;
   uint32_t group_rank(const RankState& rank, uint64_t comm) const;
   void contribute(RankState& rank, const CollectiveCall& call, Descriptor descriptor, Slice input,
                   PendingCollective pending);

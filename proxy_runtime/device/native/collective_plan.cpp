@@ -227,7 +227,7 @@ void check_descriptor(const Descriptor& d, uint32_t group_rank, size_t world, si
   if (d.kind == CollectiveKind::ReduceScatter)
     for (const auto& segment : d.segments)
       if (segment.dtype != d.segments[0].dtype) fail("its blocks differ in dtype");
-  if (input_bytes != packed_bytes(d.segments))
+  if (d.absorbed ? d.kind != CollectiveKind::AllReduce || input_bytes != 0 : input_bytes != packed_bytes(d.segments))
     fail(std::to_string(input_bytes) + " packed bytes where the segments need " +
          std::to_string(packed_bytes(d.segments)));
 }

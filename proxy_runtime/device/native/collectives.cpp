@@ -114,11 +114,13 @@ uint64_t CollectiveEngine::issue(int rank, const Descriptor& descriptor, Slice i
                                                          descriptor,
                                                          std::move(input),
                                                          std::move(on_complete),
-                                                         {}});
+                                                         {},
+                                                         descriptor.absorbed});
   auto& list = operations_[rank];
   operation->place = list.insert(list.end(), operation);
   s.instances[operation->number].operations[me] = operation;
   contribute(s, operation->number, me, *operation);
+  fold_ready(s, operation->number);
   return operation->ticket;
 }
 
@@ -126,7 +128,8 @@ uint64_t CollectiveEngine::issue(int rank, const Descriptor& descriptor, Slice i
 void CollectiveEngine::contribute(Sequence& s, uint64_t number, uint32_t me, const Operation& operation) {
   const Descriptor& d = operation.descriptor;
   for (int proxy : s.roster.proxies) {
-    auto parts = parts_for(proxy, me, d, operation.input, s.roster);
+    auto parts =
+        d.absorbed ? std::vector<Part>{{kNoPart, 0, Slice()}} : parts_for(proxy, me, d, operation.input, s.roster);
     for (auto& part : parts) {
       FrameHeader header;
       header.type = static_cast<uint8_t>(FrameType::Collective);
@@ -141,6 +144,7 @@ void CollectiveEngine::contribute(Sequence& s, uint64_t number, uint32_t me, con
       header.root = d.root;
       header.kind = static_cast<uint8_t>(d.kind);
       header.op = static_cast<uint8_t>(d.op);
+      header.absorbed = d.absorbed;
       header.signature = signature_of(d);
       header.bytes = d.expected_bytes;
       for (const Segment& segment : d.segments) header.bytes += segment.bytes;
@@ -187,6 +191,8 @@ void CollectiveEngine::receive(int peer, Frame frame) {
              .second)
       bad_frame(peer, h, "a chunk came twice");
   } else if (h.phase == static_cast<uint8_t>(Phase::Contribution)) {
+    if (h.absorbed && (h.kind != static_cast<uint8_t>(CollectiveKind::AllReduce) || h.source == 0))
+      bad_frame(peer, h, "it cannot be part of another's");
     if (h.parts == 0 || h.parts > rank_to_proxy_.size()) bad_frame(peer, h, "it has an impossible number of parts");
     if (s.group && (!s.roster.proxy_of.count(h.source) || s.roster.proxy_of.at(h.source) != peer))
       bad_frame(peer, h,
@@ -280,6 +286,7 @@ Slice CollectiveEngine::reduce(const Sequence& s, const Instance& instance, cons
   std::vector<Slice> inputs;
   for (auto member : s.roster.members) {
     inputs.push_back(instance.contributions.at(member).payload(part));
+    if (instance.contributions.at(member).first.absorbed) continue;
     if (inputs.back().size() != range.end - range.begin)
       throw CollectiveError("collective_argument", "rank " + std::to_string(s.group->members[member]) +
                                                        " contributed " + std::to_string(inputs.back().size()) +
@@ -295,7 +302,8 @@ Slice CollectiveEngine::reduce(const Sequence& s, const Instance& instance, cons
     size_t begin = std::max(offsets[i], range.begin), end = std::min(offsets[i] + segment.bytes, range.end);
     if (begin < end) {
       std::byte* out = into->data() + (begin - range.begin);
-      for (size_t leaf = 0; leaf < leaves.size(); ++leaf) leaves[leaf] = inputs[leaf].data() + (begin - range.begin);
+      for (size_t leaf = 0; leaf < leaves.size(); ++leaf)
+        leaves[leaf] = inputs[leaf].empty() ? nullptr : inputs[leaf].data() + (begin - range.begin);
       tree_reduce(leaves, end - begin, out,
                   [&](std::byte* to, const std::byte* left, const std::byte* right, size_t bytes) {
                     reduce_(segment.dtype, op, to, left, right, bytes / segment.element_bytes);
@@ -358,7 +366,10 @@ void CollectiveEngine::make_results(Sequence& s, Instance& instance) {
   } else if (any.kind == CollectiveKind::AllReduce ||
              (any.kind == CollectiveKind::Reduce && instance.operations.count(any.root))) {
     size_t total = packed_bytes(any.segments);
-    shared.push_back(reduce(s, instance, any, 0, {0, total}, Buffer::allocate(total)));
+    if (auto folded = folded_result(s, instance); !folded.empty())
+      shared.push_back(std::move(folded));
+    else
+      shared.push_back(reduce(s, instance, any, 0, {0, total}, Buffer::allocate(total)));
   } else if (any.kind == CollectiveKind::Broadcast) {
     shared.push_back(instance.contributions.at(any.root).payload(0));
   } else if (any.kind == CollectiveKind::AllGather ||
@@ -415,8 +426,9 @@ void CollectiveEngine::complete_ready(Sequence& s) {
       completions_.push_back({operation, std::move(found->second.results[member])});
       completions_.back().result.sequence = s.id;
       completions_.back().result.number = number;
-      // What the member gave: its tensors may have lent the engine their bytes.
-      if (!completions_.back().result.error.empty()) completions_.back().result.blocks = {operation->input};
+      // What the member gave, if it is still what it gave: its tensors may have lent the engine their bytes.
+      if (!completions_.back().result.error.empty() && !operation->summed)
+        completions_.back().result.blocks = {operation->input};
     }
     s.instances.erase(found);
   }

@@ -70,6 +70,8 @@ struct Descriptor {
   std::vector<Segment> segments;
   // Of the tensors that a Broadcast or Recv fills, where they are no input; else 0.
   uint64_t expected_bytes = 0;
+  // This member's input is part of another's, and empty (collectives_fold.cpp). AllReduce alone.
+  bool absorbed = false;
 };
 
 struct Range {
@@ -96,7 +98,9 @@ struct SequenceId {
 // = input of group rank i; AllToAll: W, block i = from group rank i. Empty where has_result is false.
 struct CollectiveResult {
   std::vector<Slice> blocks;
-  std::string error;    // not empty: the members disagree (the same sentence at all) or a kernel failed; its input
+  // Not empty: the members disagree (the same sentence at all) or a kernel failed. The block is the member's input, and
+  // there is none where that was part of a sum by then (collectives_fold.cpp).
+  std::string error;
   SequenceId sequence;  // which operation this is the result of
   uint64_t number = 0;
 };
@@ -139,6 +143,8 @@ class CollectiveEngine {
 
   // All-reduces of more bytes than this are reduced in chunks by owning proxies, others whole by everybody.
   static constexpr size_t kWholeLimit = 64 * 1024;
+  // All-reduces of at least so many bytes are summed before all members have contributed, where they all live here.
+  static constexpr size_t kFoldEarly = 16 * 1024;
 
   // rank_to_proxy[r]: index of the proxy that holds global rank r; the same list at all proxies.
   CollectiveEngine(int self, std::vector<int> rank_to_proxy, Fabric& fabric, ReduceFn reduce = default_reduce,
@@ -205,6 +211,11 @@ class CollectiveEngine {
   bool contributed(const Instance& instance, uint32_t member) const;
   std::string why_hopeless(int rank, const Operation& operation) const;
   std::string disagreement(const Sequence& sequence, uint64_t number, const Instance& instance) const;
+  void fold_ready(Sequence& sequence, uint64_t number);
+  bool fold(Instance& instance, size_t lo, size_t hi);
+  Slice folded_result(const Sequence& sequence, const Instance& instance) const;
+  bool has_kernels(const Descriptor& descriptor) const;
+  void add_into(Operation& operation, const Slice& input);
   bool reduce_own_chunk(Sequence& sequence, uint64_t number, Instance& instance);
   void make_results(Sequence& sequence, Instance& instance);
   Slice reduce(const Sequence& sequence, const Instance& instance, const Descriptor& descriptor, uint32_t part,

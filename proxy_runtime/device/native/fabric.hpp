@@ -67,14 +67,14 @@ struct FrameHeader {
   uint32_t root = 0;
   uint8_t kind = 0, op = 0;  // CollectiveKind, ReduceOp
   uint8_t dtype = 0;         // of the contributor's first tensor, and
-  uint8_t reserved = 0;
-  uint32_t block = 0;      // 1 + the block of the sender's region that holds the payload; 0: it follows
-  uint64_t place = 0;      // of such a payload in that region
-  uint64_t bytes = 0;      // of all tensors of the contributor: what a sentence about it says
-  uint64_t signature = 0;  // hash of what all members must agree on
-  uint64_t offset = 0;     // of the payload in the packed input, bytes
-  uint64_t length = 0;     // payload bytes
-  uint64_t check = 0;      // frame_check of all before
+  uint8_t absorbed = 0;      // Descriptor::absorbed
+  uint32_t block = 0;        // 1 + the block of the sender's region that holds the payload; 0: it follows
+  uint64_t place = 0;        // of such a payload in that region
+  uint64_t bytes = 0;        // of all tensors of the contributor: what a sentence about it says
+  uint64_t signature = 0;    // hash of what all members must agree on
+  uint64_t offset = 0;       // of the payload in the packed input, bytes
+  uint64_t length = 0;       // payload bytes
+  uint64_t check = 0;        // frame_check of all before
 };
 static_assert(sizeof(FrameHeader) == 104);
 uint64_t frame_check(const FrameHeader& header);

@@ -345,7 +345,8 @@ void RankServer::allocate(WordReader body) {
   auto [handle, bytes] = operands<2>(body);
   if (state_.storages.contains(handle)) throw ProtocolError("storage handle " + std::to_string(handle) + " is in use");
   TORCH_CHECK_WITH(OutOfMemoryError, bytes < (uint64_t{1} << 48), "the device cannot allocate ", bytes, " bytes");
-  state_.storages.bind(handle, c10::make_intrusive<PhysicalStorage>(services_.backend.allocate(bytes)));
+  state_.storages.bind(handle, state_.member ? state_.member->splicer.allocate(bytes)
+                                             : c10::make_intrusive<PhysicalStorage>(services_.backend.allocate(bytes)));
   if (auto* member = state_.member) member->splicer.allocated(*member, handle);
 }
 

@@ -15,6 +15,13 @@ void Ledger::charge(Entry& entry, uint64_t bytes) {
   entry.charged = bytes;
 }
 
+void Ledger::hold(uint64_t bytes) {
+  counters_.physical_bytes += bytes;
+  counters_.peak_bytes = std::max(counters_.peak_bytes, counters_.physical_bytes);
+}
+
+void Ledger::let_go(uint64_t bytes) { counters_.physical_bytes -= bytes; }
+
 Entry& Ledger::entry(PhysicalStorage& storage) {
   if (!storage.entry) {
     storage.entry = new Entry(*this);
@@ -25,7 +32,9 @@ Entry& Ledger::entry(PhysicalStorage& storage) {
 
 void Ledger::recharge(PhysicalStorage& storage) {
   Entry& e = entry(storage);
-  charge(e, e.hollow ? 0 : storage.storage.nbytes());
+  const uint64_t bytes = e.hollow ? 0 : storage.storage.nbytes();
+  if (bytes != e.charged) e.padded = false;
+  charge(e, bytes);
 }
 
 void Ledger::publish(PhysicalStorage& storage, const ValueNumber& value) {

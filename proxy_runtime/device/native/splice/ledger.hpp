@@ -41,7 +41,8 @@ struct Entry {
   explicit Entry(Ledger& l) : ledger(l) {}
   Ledger& ledger;
   bool published = false;    // found by its number
-  bool hollow = false;       // has no bytes: the collective that is pending will give it all of them
+  bool padded = false;       // its memory reaches to the next multiple of 64 bytes
+  bool hollow = false;       // has no bytes: nothing has been written to it yet, or a pending collective will be
   uint32_t readers = 0;      // lazy copies that still lack bytes of it
   uint64_t charged = 0;      // bytes
   PhysicalPtr source;        // of a lazy copy: where `holes` are still to be read
@@ -57,6 +58,9 @@ class Ledger {
   Entry& entry(PhysicalStorage& storage);
   // Its size may have changed.
   void recharge(PhysicalStorage& storage);
+  // Bytes that are held without a storage.
+  void hold(uint64_t bytes);
+  void let_go(uint64_t bytes);
   // Gives it a number by which it can be found from now on.
   void publish(PhysicalStorage& storage, const ValueNumber& value);
   // It is going to be written: its number is nobody's.

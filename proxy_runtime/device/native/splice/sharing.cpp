@@ -2,11 +2,13 @@
 
 #include <c10/core/Allocator.h>
 
+#include "../buffer.hpp"
+
 namespace ergo::device::splice {
 
 PhysicalPtr Sharing::fresh(uint64_t bytes) {
-  auto storage = c10::make_intrusive<PhysicalStorage>(backend_.allocate(bytes));
-  ledger_.entry(*storage);
+  PhysicalPtr storage = hollow(bytes);
+  give_bytes(*storage);
   return storage;
 }
 
@@ -21,6 +23,7 @@ PhysicalPtr Sharing::hollow(uint64_t bytes) {
 }
 
 PhysicalPtr Sharing::own(const PhysicalPtr& from, uint32_t of_writers, Range overwritten, uint64_t& copied) {
+  give_bytes(*from);
   if (references(*from) == of_writers) {
     ledger_.forget(*from);
     return from;
@@ -55,15 +58,20 @@ void Sharing::release_source(Entry& entry) {
   entry.holes.clear();
 }
 
+void Sharing::give_bytes(PhysicalStorage& storage) {
+  if (!storage.entry || !storage.entry->hollow) return;
+  c10::StorageImpl* impl = storage.storage.unsafeGetStorageImpl();
+  // So many that a collective can take them as its packed input.
+  impl->set_data_ptr_noswap(c10::GetAllocator(backend_.device().type())->allocate(align_up(impl->nbytes())));
+  storage.entry->hollow = false;
+  ledger_.recharge(storage);
+  storage.entry->padded = true;
+}
+
 void Sharing::materialise(PhysicalStorage& storage) {
   if (!storage.entry) return;
+  give_bytes(storage);
   Entry& entry = *storage.entry;
-  if (entry.hollow) {
-    c10::StorageImpl* impl = storage.storage.unsafeGetStorageImpl();
-    impl->set_data_ptr_noswap(c10::GetAllocator(backend_.device().type())->allocate(impl->nbytes()));
-    entry.hollow = false;
-    ledger_.recharge(storage);
-  }
   if (!entry.source) return;
   uint64_t bytes = 0;
   for (const Range& hole : entry.holes) {

@@ -22,11 +22,12 @@ class Sharing {
   void materialise(PhysicalStorage& storage);
   // The range has been written.
   void fill(PhysicalStorage& storage, Range range);
-  // One that takes no memory yet.
+  // One that takes no memory before it is used.
   PhysicalPtr hollow(uint64_t bytes);
   PhysicalPtr fresh(uint64_t bytes);
 
  private:
+  void give_bytes(PhysicalStorage& storage);
   void copy(const c10::Storage& from, const c10::Storage& to, Range range);
   void release_source(Entry& entry);
   DeviceBackend& backend_;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "../collectives.hpp"
@@ -42,6 +43,7 @@ class Splicer {
   bool execute(Member& member, Template& t, Call call, WordWriter* spec);
 
   // The other messages that make or change storages.
+  PhysicalPtr allocate(uint64_t bytes);
   void allocated(Member& member, uint64_t handle);
   void released(Member& member, uint64_t handle);
   void resized(Member& member, uint64_t handle, const ValueNumber& before);
@@ -54,6 +56,11 @@ class Splicer {
   // A new process at a shared ring, or the end of a rank.
   void reset(Member& member);
 
+  // An all-reduce's packed input of `packed` bytes that is its only tensor's storage itself, where nobody else needs
+  // it: the engine may write to it, and the tensor is bound to another by issued(). Else nothing.
+  Slice lend(Member& member, const CollectiveCall& call, size_t packed);
+  // Packed bytes that count as the device's while somebody has them.
+  Slice counted(std::shared_ptr<Buffer> packed);
   // A collective has taken its inputs: its outputs are this rank's own from now on.
   void issued(Member& member, const CollectiveCall& call, PendingCollective& pending, const std::vector<int>& ranks);
   // Its result is here: `unpack` writes it to the pending storages, where it is not another rank's already.
@@ -81,6 +88,8 @@ class Splicer {
   void name_contents(Member& member);
   bool parks(Member& member);
   void advance_random(Member& member);
+  bool take_lent(Member& member, uint64_t handle, const PhysicalStorage& waiting, const CollectiveResult& result,
+                 const ValueNumber& number);
   std::vector<ValueNumber> result_numbers(const CollectiveCall& call, const CollectiveResult& result);
 
   DeviceBackend& backend_;
@@ -98,6 +107,8 @@ class Splicer {
     uint64_t site;
   };
   ska::flat_hash_map<ValueNumber, Copied, NumberHash> copied_;
+  // Storages that are packed inputs of collectives, by their bytes: a sum is made in one of them.
+  std::unordered_map<const std::byte*, PhysicalStorage*> lent_;
   // Per sequence, the last instance that a local member has completed, and the numbers of its results.
   struct Instance {
     uint64_t number = 0;

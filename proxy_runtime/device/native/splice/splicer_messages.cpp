@@ -1,5 +1,6 @@
 // What a rank does but for operators: storages made, written and read by its host, generators, flags, and collectives.
 #include <algorithm>
+#include <cstring>
 
 #include "../collective_bridge.hpp"
 #include "splicer.hpp"
@@ -49,6 +50,7 @@ void Splicer::name_contents(Member& m) {
       storage->value = fresh_number();
       continue;
     }
+    sharing_.materialise(*storage);
     const size_t n = storage->storage.nbytes();
     const void* contents = n ? backend_.host_view(storage->storage) : nullptr;
     if (n && !contents) {
@@ -59,6 +61,9 @@ void Splicer::name_contents(Member& m) {
     place_number(m, handle, number_of_contents(contents, n), true);
   }
 }
+
+// Ranks that go on together allocate together, and then use what they have one after another.
+PhysicalPtr Splicer::allocate(uint64_t bytes) { return sharing_.hollow(bytes); }
 
 void Splicer::allocated(Member& m, uint64_t handle) {
   PhysicalStorage& storage = *m.rank.storages.find(handle);
@@ -73,7 +78,7 @@ void Splicer::released(Member& m, uint64_t handle) {
 void Splicer::resized(Member& m, uint64_t handle, const ValueNumber& before) {
   PhysicalStorage& storage = *m.rank.storages.find(handle);
   const uint64_t bytes = storage.storage.nbytes();
-  ledger_.entry(storage);
+  ledger_.recharge(storage);
   storage.value = bytes ? Mixer(Domain::Resized).number(before).word(bytes).done() : number_of_uninitialised(0);
 }
 
@@ -132,6 +137,40 @@ Counters Splicer::count() const {
   Counters counters = counters_;
   for (const auto& m : members_) counters.logical_bytes += m->rank.storages.logical_bytes();
   return counters;
+}
+
+Slice Splicer::lend(Member& m, const CollectiveCall& call, size_t packed) {
+  if (call.kind != CollectiveKind::AllReduce || call.outputs.size() != 1) return {};
+  const PhysicalPtr& storage = m.rank.storages.find(call.outputs[0].handle);
+  const uint64_t bytes = storage->storage.nbytes();
+  if (!covers(call.outputs[0].meta, *storage) || references(*storage) != 1 || storage->pending) return {};
+  if (bytes != packed && !ledger_.entry(*storage).padded) return {};
+  auto* data = static_cast<std::byte*>(backend_.host_view(storage->storage));
+  if (!data) return {};
+  std::memset(data + bytes, 0, packed - bytes);
+  // It is nobody's value from now on.
+  ledger_.forget(*storage);
+  storage->value = fresh_number();
+  lent_[data] = storage.get();
+  return Slice(Buffer::around(data, packed, [this, data, storage] { lent_.erase(data); }));
+}
+
+Slice Splicer::counted(std::shared_ptr<Buffer> packed) {
+  const size_t bytes = packed->size();
+  std::byte* data = packed->data();
+  ledger_.hold(bytes);
+  return Slice(Buffer::around(data, bytes, [this, packed = std::move(packed)] { ledger_.let_go(packed->size()); }));
+}
+
+// Where the sum was made in a storage that was lent for it, that is the result.
+bool Splicer::take_lent(Member& m, uint64_t handle, const PhysicalStorage& waiting, const CollectiveResult& result,
+                        const ValueNumber& number) {
+  if (result.blocks.size() != 1) return false;
+  const auto lent = lent_.find(result.blocks[0].data());
+  if (lent == lent_.end() || lent->second->storage.nbytes() != waiting.storage.nbytes()) return false;
+  m.rank.storages.rebind(handle, PhysicalPtr::reclaim_copy(lent->second));
+  place_number(m, handle, number, true);
+  return true;
 }
 
 void Splicer::issued(Member& m, const CollectiveCall& call, PendingCollective& pending, const std::vector<int>& ranks) {
@@ -200,7 +239,7 @@ void Splicer::completed(Member& m, const CollectiveCall& call, PendingCollective
     for (const PhysicalPtr& storage : pending.storages) sharing_.materialise(*storage);
     unpack(from);
   };
-  if (!result.error.empty()) {  // every tensor is as it was
+  if (!result.error.empty()) {  // every tensor is as it was, but where sums had begun (collectives_fold.cpp)
     fill(result);
     if (call.kind == CollectiveKind::AllReduce && pending.writes) {
       CollectiveResult input = result;
@@ -237,6 +276,9 @@ void Splicer::completed(Member& m, const CollectiveCall& call, PendingCollective
     counters_.shared++;
     return;
   }
+  if (call.outputs.size() == 1 && bound(0) && covers(call.outputs[0].meta, *pending.storages[first]) &&
+      take_lent(m, call.outputs[0].handle, *pending.storages[first], result, numbers[0]))
+    return;
   fill(result);
   for (size_t i = 0; i < call.outputs.size(); i++) {
     if (!bound(i)) continue;
