@@ -54,6 +54,8 @@ from proxy_runtime.storage.fleet import FleetStore
 
 START_S = 120.0
 """How long the nodes of a job may take, from one another's view, to prepare and connect a fresh start."""
+CONNECT_S = 60.0
+"""How long proxies that are there on all nodes may take to meet; one that is gone is never met."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -360,7 +362,8 @@ class LocalNodeRuntime:
             job, epoch, others, max(1.0, limit - time.monotonic()), over=lambda: self._stopped(part)
         )
         token = self.storage.fabric_token(part.record.spec.tenant, job, epoch)
-        part.client.connect([*part.endpoints, *found], token, deadline_s=max(1.0, limit - time.monotonic()))
+        left = max(1.0, limit - time.monotonic())
+        part.client.connect([*part.endpoints, *found], token, deadline_s=min(left, CONNECT_S))
 
     def _go(self, part: Part) -> None:
         if part.look().phase is Phase.PAUSED:

@@ -49,6 +49,7 @@ async def on_node(
     limit_s: float,
     attempts: int = 3,
     urgent: bool = False,
+    moot: Callable[[], bool] | None = None,
 ) -> T:
     """Calls a node.
 
@@ -62,6 +63,7 @@ async def on_node(
         limit_s: seconds for one attempt.
         attempts: how many.
         urgent: goes on even where the operation should give way: it puts something back in order.
+        moot: says that the operation has no purpose any more, because the job does not run on.
 
     Raises:
         OperationFailed: `NodeLost`, `Interrupted`, `Fenced`, or another.
@@ -84,7 +86,7 @@ async def on_node(
         ),
         summary=story,
     )
-    return await _outcome(job, handle, f"Node {node.name}, {activity.value}", node=node, urgent=urgent)
+    return await _outcome(job, handle, f"Node {node.name}, {activity.value}", node=node, urgent=urgent, moot=moot)
 
 
 async def control(
@@ -176,9 +178,10 @@ async def _outcome(
     node: NodeId | None = None,
     urgent: bool = False,
     gives_way: Callable[[], bool] | None = None,
+    moot: Callable[[], bool] | None = None,
 ) -> T:
     def given_up() -> bool:
-        if node is not None and job.is_lost(node):
+        if (node is not None and job.is_lost(node)) or (moot is not None and moot()):
             return True
         return gives_way() if gives_way is not None else job.interrupted and not urgent
 
@@ -191,6 +194,8 @@ async def _outcome(
         await let_go(handle)
         if node is not None and job.is_lost(node):
             raise NodeLost(node)
+        if moot is not None and moot() and not job.interrupted:
+            raise OperationFailed("The job has ended meanwhile.", code="job.over")
         raise Interrupted(job.cancel or job.reopen, code="job.interrupted")
     try:
         return handle.result()

@@ -99,6 +99,11 @@ def ended(job: Job, outcome: Outcome) -> tuple[Part, ...]:
     return tuple(part for part in job.parts.values() if part.result is not None and part.result.outcome is outcome)
 
 
+def over(job: Job) -> bool:
+    """Whether a part has told how it ended, or that it could not be attended: the job does not run on as it did."""
+    return any(part.result is not None or part.error is not None for part in job.parts.values())
+
+
 async def end_epoch(job: Job, reason: str, *, grace_s: float = 0.0) -> None:
     """Ends what the job has on its nodes; one that has not answered is asked again before the next epoch begins."""
     state = job.state

@@ -127,7 +127,12 @@ async def bring(
     *,
     ahead: bool = False,
 ) -> None:
-    """Brings a checkpoint to the nodes of a placement; `ahead`, they are made ready for the restore of a later one."""
+    """Brings a checkpoint to the nodes of a placement; `ahead`, they are made ready for the restore of a later one.
+
+    What is done ahead is tried once: proxies of all its nodes meet, and one that tried again alone would wait for others
+    that have met those of before. It has no purpose any more once the job has ended.
+    """
+    once = ahead and workflow.patched("ahead-once")
 
     async def transfer(node: NodeId) -> TransferResult:
         request = TransferInput(
@@ -144,7 +149,15 @@ async def bring(
         )
         story = f"bring {checkpoint[:11]} to {node.name}" + (" while the job runs" if ahead else "")
         return await on_node(
-            job, Activity.TRANSFER, node, request, TransferResult, story=story, limit_s=TRANSFER_S, attempts=5
+            job,
+            Activity.TRANSFER,
+            node,
+            request,
+            TransferResult,
+            story=story,
+            limit_s=TRANSFER_S,
+            attempts=1 if once else 5,
+            moot=(lambda: parts.over(job)) if once else None,
         )
 
     await each(placement.nodes, transfer)

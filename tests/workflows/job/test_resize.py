@@ -148,6 +148,33 @@ async def test_a_participant_dies_in_the_middle_of_it(fleet: Fleet) -> None:
     await ends(job)
 
 
+async def test_what_is_made_ready_ahead_is_not_tried_again_by_one_node_alone(fleet: Fleet) -> None:
+    """Proxies of all its nodes meet there: whoever tries again would wait for others that have met those before."""
+    job = await four(fleet)
+    fleet.troubles.want("transfer.ahead", "device-proxy.gone", times=1)
+    why, view = await resize(job, 2)
+    assert "transfer.ahead" in why
+    assert (view.width, view.phase) == (4, JobPhase.RUNNING)
+    assert fleet.troubles.calls["transfer.ahead"] == 1
+    await ends(job)
+
+
+async def test_a_job_that_ends_while_a_resize_is_made_ready_has_ended(fleet: Fleet) -> None:
+    job = await four(fleet)
+    held = fleet.troubles.holds["transfer.ahead"] = threading.Event()
+    try:
+        asked = asyncio.ensure_future(resize(job, 2))
+        await until(lambda: fleet.troubles.calls["transfer.ahead"] > 0, "it is made ready")
+        await job.end(Outcome.COMPLETED)
+        why, _ = await asked
+        assert "has ended meanwhile" in why
+    finally:
+        held.set()
+        fleet.troubles.holds.clear()
+    await job.workflow.result()
+    job.check()
+
+
 async def test_what_cannot_be_is_refused_with_a_sentence(fleet: Fleet) -> None:
     job = await fleet.submit(ranks=4, min_width=2)
     say = job.workflow.execute_update
