@@ -129,8 +129,8 @@ async def bring(
 ) -> None:
     """Brings a checkpoint to the nodes of a placement; `ahead`, they are made ready for the restore of a later one.
 
-    What is done ahead is tried once: proxies of all its nodes meet, and one that tried again alone would wait for others
-    that have met those of before. It has no purpose any more once the job has ended.
+    What is done ahead is tried once: proxies of all its nodes meet, and one that tried again alone would wait for
+    others that have met those of before. It has no purpose any more once the job has ended.
     """
     once = ahead and workflow.patched("ahead-once")
 
