@@ -184,7 +184,9 @@ async def start(fleet: Fleet, job: str, spec: JobSpec) -> None:
 
 def summary(spec: JobSpec) -> str:
     """One line for the Temporal UI; it takes 400 bytes."""
-    ranks = "its own ranks" if spec.pack == "node" else "1 rank" if spec.ranks == 1 else f"{spec.ranks} ranks"
+    from cli.fleet import words
+
+    ranks = "its own ranks" if spec.pack == "node" else words.counted(spec.ranks, "rank")
     return f"{spec.name}: {spec.tier}, {ranks}, {spec.tenant}".encode()[:390].decode(errors="ignore")
 
 

@@ -13,12 +13,7 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
 from events.types import CheckpointCommittedData, DecisionData, JobPhaseChangedData, PlacementData
-from model.control import (
-    CheckpointView,
-    DecisionView,
-    Directive,
-    TransitionView,
-)
+from model.control import CheckpointView, DecisionView, Directive, TransitionView
 from model.errors import ModelError
 from model.ids import Epoch, NodeId
 from model.job_spec import JobSpec

@@ -11,12 +11,7 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from model.codec import from_value
-from model.control import (
-    TELL_AGAIN,
-    DecisionView,
-    Directive,
-    JobView,
-)
+from model.control import TELL_AGAIN, DecisionView, Directive, JobView
 from model.errors import ModelError
 from model.ids import JobId
 from model.job_spec import JobSpec, parse_submitted_spec

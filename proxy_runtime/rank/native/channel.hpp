@@ -111,6 +111,11 @@ class Channel {
   const char* response_area() const { return response_; }
   uint64_t response_capacity() const { return response_bytes_; }
   uint64_t ring_capacity() const { return ring_bytes_; }
+  // Of an open channel: the message at a place, as long as the device has not come past it, and how far it has come.
+  const MessageHeader& message_at(uint64_t place) const {
+    return *reinterpret_cast<const MessageHeader*>(ring_ + (place & (ring_bytes_ - 1)));
+  }
+  const std::atomic<uint64_t>& tail() const { return header_->tail; }
   // Memory that the device proxy has mapped too; none in a process of a tree.
   char* pinned() const { return pinned_; }
   uint64_t pinned_bytes() const { return pinned_bytes_; }

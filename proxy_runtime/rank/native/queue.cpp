@@ -40,19 +40,17 @@ bool lets_go(const MessageHeader& message) {
 
 // Whether all work before `place` is done: a stream that has been waited for is, whatever has been freed since.
 bool worked_off(const Channel& channel, uint64_t place) {
-  const char* ring = channel.response_area() - channel.ring_capacity();
-  const auto& tail = reinterpret_cast<const RingHeader*>(ring - kHeaderBytes)->tail;
   for (;;) {
-    const uint64_t first = tail.load(std::memory_order_acquire);
+    const uint64_t first = channel.tail().load(std::memory_order_acquire);
     uint64_t at = first;
     while (at < place) {
-      const auto* message = reinterpret_cast<const MessageHeader*>(ring + (at & (channel.ring_capacity() - 1)));
-      if (!lets_go(*message) || message->length < sizeof *message) break;
-      at += message->length;
+      const MessageHeader& message = channel.message_at(at);
+      if (!lets_go(message) || message.length < sizeof message) break;
+      at += message.length;
     }
     // What the device has come past meanwhile may have been written anew while it was read here.
     std::atomic_thread_fence(std::memory_order_acquire);
-    if (tail.load(std::memory_order_relaxed) == first) return at >= place;
+    if (channel.tail().load(std::memory_order_relaxed) == first) return at >= place;
   }
 }
 

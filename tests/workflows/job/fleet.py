@@ -13,8 +13,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 from temporalio import activity
-from temporalio.client import Client, WorkflowHandle
+from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
@@ -47,6 +48,21 @@ async def until(condition: Callable[[], Any] | Callable[[], Awaitable[Any]], wha
             return value
         assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
         await asyncio.sleep(0.03)
+
+
+async def refused(asked: Awaitable[Any]) -> str:
+    """The sentence with which a job refuses what it is asked."""
+    with pytest.raises(WorkflowUpdateFailedError) as failure:
+        await asked
+    return str(failure.value.cause)
+
+
+async def ends(job: Handle) -> list[Event]:
+    """Nothing goes wrong any more, and the job runs to its end; its events."""
+    job.fleet.troubles.none()
+    await job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    return job.check()
 
 
 class Sink:

@@ -15,23 +15,10 @@ from model.requests import (
     PreemptRequest,
 )
 from model.runtime import Outcome, RuntimeCode
-from tests.workflows.job.fleet import Fleet, Handle, until
+from tests.workflows.job.fleet import Fleet, Handle, ends, refused, until
 from workflows.job.checkpoint import CATCH_UP_S
 
 _ACCEPTED = WorkflowUpdateStage.ACCEPTED
-
-
-async def _refused(asked) -> str:
-    with pytest.raises(WorkflowUpdateFailedError) as failure:
-        await asked
-    return str(failure.value.cause)
-
-
-async def _ends(job: Handle) -> None:
-    job.fleet.troubles.none()
-    await job.end(Outcome.COMPLETED)
-    await job.workflow.result()
-    job.check()
 
 
 @pytest.mark.parametrize(
@@ -43,7 +30,7 @@ async def test_a_preemption_that_fails_before_its_commit_leaves_the_job_running(
     await job.run_on(first.device(0), second.device(0))
     await job.steps(second)
     fleet.troubles.want(step, RuntimeCode.DEADLINE)
-    why = await _refused(job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True)))
+    why = await refused(job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True)))
     assert "wants" in why
     view = await job.phase(JobPhase.RUNNING)
     assert view.epoch == 1 and not view.held and "not preempted" in view.transitions[-1].reason
@@ -106,7 +93,7 @@ async def test_a_move_that_fails_before_its_commit_leaves_the_job_at_the_source(
     assert why == "" and view.placement == (target.device(0),)
     await job.steps(target)
     assert not source.running(job.id)
-    await _ends(job)
+    await ends(job)
 
 
 async def test_a_job_is_preempted_while_its_ranks_are_being_started(fleet: Fleet) -> None:
@@ -129,7 +116,7 @@ async def test_a_part_that_is_killed_before_its_directory_is_kept_is_recovered(f
     view = await job.phase(JobPhase.QUEUED)
     assert view.recoveries == 1
     await job.run_on(node.device(0))
-    await _ends(job)
+    await ends(job)
     assert (await job.show()).final is not None
 
 
@@ -176,7 +163,7 @@ async def test_the_answer_of_the_commit_of_a_move_is_lost(fleet: Fleet) -> None:
     why, view = await _move(job)
     assert why == "" and view.placement == (target.device(0),)
     await job.steps(target)
-    await _ends(job)
+    await ends(job)
 
 
 async def test_a_part_that_is_gone_after_a_move_is_recovered(fleet: Fleet) -> None:
@@ -190,7 +177,7 @@ async def test_a_part_that_is_gone_after_a_move_is_recovered(fleet: Fleet) -> No
     assert view.recoveries == 1 and view.epoch == 3
     await job.steps(source)
     assert not target.running(job.id)
-    await _ends(job)
+    await ends(job)
 
 
 async def test_a_commit_whose_answer_is_lost_counts_for_what_follows(fleet: Fleet) -> None:
@@ -199,14 +186,14 @@ async def test_a_commit_whose_answer_is_lost_counts_for_what_follows(fleet: Flee
     await job.run_on(node.device(0))
     await job.steps(node)
     fleet.troubles.want("checkpoint.commit.full.answer", "node.broken-pipe")
-    await _refused(job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True)))
+    await refused(job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True)))
     fleet.troubles.none()
     committed = fleet.records.head(job.id)
     assert committed is not None and committed.checkpoint is not None
     await job.end(Outcome.LOST)
     await job.run_on(fleet.nodes[1].device(0))
     assert (await job.show()).step >= committed.step > 0
-    await _ends(job)
+    await ends(job)
 
 
 async def test_a_lost_node_sends_the_job_back_to_its_newest_checkpoint(fleet: Fleet) -> None:
@@ -222,7 +209,7 @@ async def test_a_lost_node_sends_the_job_back_to_its_newest_checkpoint(fleet: Fl
     assert view.recoveries == 1 and view.epoch == 2 and view.step == step
     assert "lost" in " ".join(transition.reason for transition in view.transitions)
     await job.steps(third)
-    await _ends(job)
+    await ends(job)
 
 
 async def test_a_node_that_is_lost_in_the_middle_of_a_cut(fleet: Fleet) -> None:
@@ -234,10 +221,10 @@ async def test_a_node_that_is_lost_in_the_middle_of_a_cut(fleet: Fleet) -> None:
     asked = await job.workflow.start_update(Update.PREEMPT, PreemptRequest(wait=True), wait_for_stage=_ACCEPTED)
     await until(lambda: first.part(job.id).held, "the first node is held")
     await job.direct("lost", nodes=[second.id])
-    assert "lost" in await _refused(asked.result())
+    assert "lost" in await refused(asked.result())
     await job.run_on(first.device(0), third.device(0))
     await job.steps(first)
-    await _ends(job)
+    await ends(job)
 
 
 async def test_a_process_that_dies_again_and_again_without_a_step_fails_the_job(fleet: Fleet) -> None:
@@ -271,7 +258,7 @@ async def test_a_damaged_checkpoint_gives_way_to_an_earlier_one(fleet: Fleet) ->
     view = await job.run_on(second.device(0))
     assert view.step == older.step < newer.step
     assert newer.id in " ".join(decision.reason for decision in view.decisions)
-    await _ends(job)
+    await ends(job)
 
 
 async def test_a_place_on_a_node_that_does_not_exist_is_given_up(fleet: Fleet) -> None:
@@ -283,7 +270,7 @@ async def test_a_place_on_a_node_that_does_not_exist_is_given_up(fleet: Fleet) -
     await job.direct("lost", nodes=[ghost])
     await job.run_on(fleet.nodes[0].device(0))
     await job.steps(fleet.nodes[0])
-    await _ends(job)
+    await ends(job)
 
 
 async def test_ranks_that_fail_because_a_peers_node_is_gone_are_not_the_users_failure(fleet: Fleet) -> None:
@@ -297,7 +284,7 @@ async def test_ranks_that_fail_because_a_peers_node_is_gone_are_not_the_users_fa
     await job.direct("lost", nodes=[second.id])
     view = await job.run_on(first.device(0), third.device(0))
     assert view.recoveries == 1 and view.exit_code is None
-    await _ends(job)
+    await ends(job)
 
 
 @pytest.mark.slow
@@ -310,4 +297,4 @@ async def test_a_target_that_is_dead_holds_the_job_up_for_seconds_only(fleet: Fl
     why, view = await _move(job)
     assert "schedule-to-start" in why and view.phase is JobPhase.RUNNING
     await job.steps(source)
-    await _ends(job)
+    await ends(job)

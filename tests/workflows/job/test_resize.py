@@ -15,7 +15,7 @@ from model.job_state import JobPhase
 from model.names import Update
 from model.requests import PreemptRequest, ResizeRequest
 from model.runtime import Outcome, RuntimeCode
-from tests.workflows.job.fleet import Fleet, Handle, until
+from tests.workflows.job.fleet import Fleet, Handle, ends, refused, until
 
 _ACCEPTED = WorkflowUpdateStage.ACCEPTED
 
@@ -50,19 +50,6 @@ async def resize(job: Handle, width: int, *on: DeviceId) -> tuple[str, JobView]:
     except WorkflowUpdateFailedError as error:
         return str(error.cause), await job.show()
     return "", await job.show()
-
-
-async def refused(asked) -> str:
-    with pytest.raises(WorkflowUpdateFailedError) as failure:
-        await asked
-    return str(failure.value.cause)
-
-
-async def ends(job: Handle) -> list:
-    job.fleet.troubles.none()
-    await job.end(Outcome.COMPLETED)
-    await job.workflow.result()
-    return job.check()
 
 
 async def test_to_fewer_devices_and_to_more(fleet: Fleet) -> None:

@@ -10,8 +10,8 @@ void splice::leave(PhysicalStorage& storage) { storage.entry->ledger.gone(storag
 namespace splice {
 
 void Ledger::charge(Entry& entry, uint64_t bytes) {
-  counters_.physical_bytes += bytes - entry.charged;
-  counters_.peak_bytes = std::max(counters_.peak_bytes, counters_.physical_bytes);
+  let_go(entry.charged);
+  hold(bytes);
   entry.charged = bytes;
 }
 

@@ -14,6 +14,14 @@ constexpr uint64_t kParkBytes = 4096;
 constexpr uint64_t kVerifyBytes = 16 << 20;
 constexpr size_t kRemembered = 100000;
 
+// A call that has been defined for another rank is defined for this one, too.
+void learn_results(Template& t, WordWriter& spec, const std::vector<uint64_t>& words,
+                   const decltype(Template::expected)& expected, uint32_t new_storages) {
+  for (uint64_t word : words) spec.word(word);
+  t.expected = expected;
+  t.new_storages = new_storages;
+}
+
 uint64_t held_by_group(const PhysicalStorage& storage, const Member& leader, uint32_t place) {
   uint64_t n = leader.call.storages[place] == &storage;
   for (const Member* other : leader.others) n += other->call.storages[place] == &storage;
@@ -70,11 +78,7 @@ bool Splicer::execute(Member& m, Template& t, Call call, WordWriter* spec) {
     m.delivery.reset();
     m.call.message = 0;
     if (delivery.failure) std::rethrow_exception(delivery.failure);
-    if (spec) {
-      for (uint64_t word : delivery.spec) spec->word(word);
-      t.expected = delivery.expected;
-      t.new_storages = delivery.new_storages;
-    }
+    if (spec) learn_results(t, *spec, delivery.spec, delivery.expected, delivery.new_storages);
     return true;
   }
   prepare(m, t, call);
@@ -198,11 +202,7 @@ bool Splicer::take_known(Member& m, Template& t, WordWriter* spec) {
   for (uint32_t k = 0; k < n; k++) m.rank.storages.bind(m.call.base + k, PhysicalPtr::reclaim_copy(found[next++]));
   for (uint32_t place : facts.written)
     m.rank.storages.rebind(m.call.handles[place], PhysicalPtr::reclaim_copy(found[next++]));
-  if (spec) {
-    for (uint64_t word : facts.spec) spec->word(word);
-    t.expected = facts.expected;
-    t.new_storages = facts.new_storages;
-  }
+  if (spec) learn_results(t, *spec, facts.spec, facts.expected, facts.new_storages);
   m.call.message = 0;
   counters_.shared++;
   return true;

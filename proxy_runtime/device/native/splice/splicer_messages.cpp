@@ -20,8 +20,10 @@ bool meets(CollectiveKind kind) {
          kind == CollectiveKind::ReduceScatter;
 }
 
-bool used_once(const CollectiveCall& call, size_t output) {
-  return std::count_if(call.outputs.begin(), call.outputs.end(),
+// An output is a storage of its own, from end to end.
+bool is_whole(const CollectiveCall& call, size_t output, const PhysicalStorage& storage) {
+  return covers(call.outputs[output].meta, storage) &&
+         std::count_if(call.outputs.begin(), call.outputs.end(),
                        [&](const TensorRef& ref) { return ref.handle == call.outputs[output].handle; }) == 1;
 }
 
@@ -193,7 +195,7 @@ void Splicer::issued(Member& m, const CollectiveCall& call, PendingCollective& p
     const PhysicalPtr from = m.rank.storages.find(handle);
     ledger_.entry(*from);
     PhysicalPtr own;
-    const bool whole = covers(call.outputs[i].meta, *from) && used_once(call, i);
+    const bool whole = is_whole(call, i, *from);
     if (whole && (call.kind == CollectiveKind::AllReduce || references(*from) > 1)) {
       own = sharing_.hollow(from->storage.nbytes());
       if (call.kind != CollectiveKind::AllReduce) {  // whose input says what it was
@@ -265,7 +267,7 @@ void Splicer::completed(Member& m, const CollectiveCall& call, PendingCollective
   bool all = true;
   for (size_t i = 0; i < call.outputs.size() && all; i++) {
     const PhysicalStorage& storage = *pending.storages[first + i];
-    all = covers(call.outputs[i].meta, storage) && used_once(call, i);
+    all = is_whole(call, i, storage);
     if (!all) break;
     known.push_back(bound(i) ? ledger_.find(numbers[i], m.slot, storage.storage.nbytes()) : nullptr);
     all = known.back() || !bound(i);
@@ -283,7 +285,7 @@ void Splicer::completed(Member& m, const CollectiveCall& call, PendingCollective
   for (size_t i = 0; i < call.outputs.size(); i++) {
     if (!bound(i)) continue;
     PhysicalStorage& storage = *pending.storages[first + i];
-    if (covers(call.outputs[i].meta, storage) && used_once(call, i))
+    if (is_whole(call, i, storage))
       place_number(m, call.outputs[i].handle, numbers[i], true);
     else
       storage.value = fresh_number();
