@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 _POLICIES = "ours,fifo,backfill,las,srtf,restart"
 _DAY_S = 86_400.0
 _SPOT_LEASE_S = 12 * 3600.0
+_SYNTHETIC_JOBS = 10_000
 _SYNTHETIC_LOAD = 0.85
 _T = TypeVar("_T")
 
@@ -82,20 +82,29 @@ def simulate(
             help="No log: jobs made up in the shape of real ones, of 2021 or with LLM sizes.", show_default=False
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, max=10_000_000, help="How many to make up.")] = 10_000,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, max=10_000_000, help="With --synthetic: how many.", show_default=f"{_SYNTHETIC_JOBS:,}"),
+    ] = None,
     load: Annotated[
         float | None,
         typer.Option(
+            min=0.001,
+            max=100,
             metavar="SHARE",
             help="Stretch the times of submission until this share of the fleet's device time is asked for.",
             show_default=f"as in the log; {_SYNTHETIC_LOAD} when made up",
         ),
     ] = None,
-    resize_seconds: Annotated[float, typer.Option(min=0, help="What a resize or move takes.")] = 30.0,
+    resize_seconds: Annotated[float, typer.Option(min=0, max=_DAY_S, help="What a resize or move takes.")] = 30.0,
     mtbf: Annotated[
         float | None,
         typer.Option(
-            min=0.001, metavar="DAYS", help="A node fails once in so many days; else never.", show_default=False
+            min=0.001,
+            max=1e6,
+            metavar="DAYS",
+            help="A node fails once in so many days; else never.",
+            show_default=False,
         ),
     ] = None,
     spot: Annotated[
@@ -115,18 +124,18 @@ def simulate(
     Known logs are found by their header; your own needs --columns. Lines that cannot be used are counted and left out.
     """
     shares, known, unit, names = _usage(tiers, columns, time_unit, policies)
-    if bool(files) == (synthetic is not None):
-        raise typer.BadParameter("Give either job logs or --synthetic.")
+    _check_source(
+        files or [], synthetic, {"--jobs": jobs}, {"--limit": limit, "--columns": columns, "--time-unit": unit}
+    )
     if spot > nodes:
         raise typer.BadParameter(f"{spot} leased nodes are more than the {nodes} of the fleet.", param_hint="--spot")
     if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
         raise typer.BadParameter(f"{page} is no place for a file.", param_hint="--html")
-    for option, value in (("--resize-seconds", resize_seconds), ("--mtbf", mtbf), ("--load", load)):
-        if value is not None and not math.isfinite(value):
-            raise typer.BadParameter(f"{value} is no number.", param_hint=option)
     size = nodes * devices_per_node
     if synthetic is not None:
-        work = _made_up(synthetic, jobs, size, _SYNTHETIC_LOAD if load is None else load, shares, seed)
+        work = _made_up(
+            synthetic, jobs or _SYNTHETIC_JOBS, size, _SYNTHETIC_LOAD if load is None else load, shares, seed
+        )
     else:
         work = _read(files or [], known, unit, limit, shares, seed)
         if load is not None:
@@ -154,11 +163,28 @@ def _usage(
 
     shares = _parsed("--tiers", lambda: TierShares.parse(tiers))
     known = None if columns is None else _parsed("--columns", lambda: Columns.parse(columns))
-    names = list(dict.fromkeys(name.strip() for name in policies.split(",")))
+    names = [name.strip() for name in policies.split(",")]
     for name in names:
         if name not in POLICIES:
             raise typer.BadParameter(f"{name!r} is none of {', '.join(POLICIES)}.", param_hint="--policies")
+        if names.count(name) > 1:
+            raise typer.BadParameter(f"{name} is there twice, and would give the same twice.", param_hint="--policies")
     return shares, known, None if unit is None else TimeUnit(unit.value), names
+
+
+def _check_source(
+    files: Sequence[Path], synthetic: MadeUp | None, of_made_up: Mapping[str, object], of_logs: Mapping[str, object]
+) -> None:
+    """Checks that jobs come from one place, and that no option is about the other one."""
+    if bool(files) == (synthetic is not None):
+        raise typer.BadParameter("Give either job logs or --synthetic.")
+    for options, source in ((of_made_up, "--synthetic"), (of_logs, "job logs")):
+        given = [option for option, value in options.items() if value is not None]
+        if given and bool(files) == (source == "--synthetic"):
+            raise typer.BadParameter(f"It goes with {source} only.", param_hint=given[0])
+    for path in files:
+        if [other.absolute() for other in files].count(path.absolute()) > 1:
+            raise typer.BadParameter(f"{path} is there twice: each of its jobs would be, too.", param_hint="FILE")
 
 
 def _parsed(option: str, parse: Callable[[], _T]) -> _T:
@@ -194,6 +220,8 @@ def _read(
             say(f"  {damage}")
         if trace.damaged > len(trace.first_damaged):
             say(f"  and {trace.damaged - len(trace.first_damaged):,} more")
+    for end in trace.cut_off:
+        say(f"{end}; what comes before is used")
     if trace.renamed:
         say(f"{counted(trace.renamed, 'job')} had the id of another one and got a number behind it")
     return Workload.of_trace(trace, shares, seed)

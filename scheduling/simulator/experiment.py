@@ -47,6 +47,7 @@ class Workload:
         synthetic: the jobs themselves are made up.
         tiers_made_up: so many of the jobs had no tier and got one by a hash of their id.
         lines: of the logs; `damaged` of these could not be used.
+        cut_off: logs that end in the middle, used up to there.
     """
 
     jobs: tuple[TraceJob, ...]
@@ -57,13 +58,15 @@ class Workload:
     seed: int
     lines: int = 0
     damaged: int = 0
+    cut_off: tuple[str, ...] = ()
 
     @classmethod
     def of_trace(cls, trace: Trace, shares: TierShares, seed: int) -> Workload:
         """The jobs of logs."""
         jobs, made_up = assign_tiers(trace.jobs, shares, seed)
         source = tuple(trace.files)
-        return cls(tuple(jobs), source, False, made_up, shares, seed, trace.lines, trace.damaged)
+        cut_off = tuple(one.file for one in trace.cut_off)
+        return cls(tuple(jobs), source, False, made_up, shares, seed, trace.lines, trace.damaged, cut_off)
 
     @classmethod
     def made_up(cls, kind: Kind, count: int, devices: int, load: float, shares: TierShares, seed: int) -> Workload:
@@ -121,6 +124,7 @@ class Settings:
     jobs: int
     lines: int
     damaged: int
+    cut_off: tuple[str, ...]
     too_large: int
     tiers: str
     tiers_made_up: int
@@ -138,8 +142,10 @@ class Settings:
         yield "jobs", f"{self.jobs:,} from {', '.join(self.source)}"
         if self.damaged:
             yield "left out", f"{self.damaged:,} of {self.lines:,} lines, which were damaged"
+        if self.cut_off:
+            yield "cut off", f"{', '.join(self.cut_off)}: used up to where it can be read"
         if self.too_large:
-            yield "too large", f"{self.too_large:,} jobs ask for more devices than the fleet has, and are left out"
+            yield "too large", f"{self.too_large:,} of the jobs, for asking for more devices than the fleet has"
         yield "tiers", self.tiers
         load = "" if self.load is None else f", at a load of {self.load:.2f}"
         yield "submitted", f"within {self.span_s / 86_400:.1f} days{load}"
@@ -206,6 +212,7 @@ class Experiment:
             jobs=len(work.jobs),
             lines=work.lines,
             damaged=work.damaged,
+            cut_off=work.cut_off,
             too_large=len(work.jobs) - len(self.jobs),
             tiers=work.tiers_sentence(),
             tiers_made_up=work.tiers_made_up,

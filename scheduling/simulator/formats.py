@@ -66,6 +66,9 @@ class Columns:
         missing = [name for name in ("submit", "duration", "devices") if name not in given]
         if missing:
             raise _columns_error(f"--columns lacks {' and '.join(missing)}.")
+        needed = [given[name] for name in ("submit", "duration", "devices")]
+        if len(set(needed)) < len(needed):
+            raise _columns_error("--columns takes two of submit, duration and devices from one column.")
         return cls(**given)
 
     def named(self) -> dict[str, str]:
@@ -129,6 +132,9 @@ def format_of(name: str, header: Sequence[str], columns: Columns | None, unit: T
     """
     there = ", ".join(header[:20]) + (" ..." if len(header) > 20 else "")
     if columns is not None:
+        twice = [column for column in columns.named().values() if header.count(column) > 1]
+        if twice:
+            raise ModelError(f"{name} has the column {twice[0]} more than once.", code="trace.columns")
         missing = [column for column in columns.named().values() if column not in header]
         if missing:
             raise ModelError(
@@ -150,9 +156,9 @@ class Unusable(ValueError):
 
 ClockKind = Literal["numbers", "dates"]
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 # The way Slurm writes durations: [days-]hours:minutes:seconds
-_CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d(?:\.\d+)?)")
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d(?:\.\d+)?)", re.ASCII)
 
 
 def moment(text: str, unit: TimeUnit) -> tuple[ClockKind, float]:
@@ -166,7 +172,7 @@ def moment(text: str, unit: TimeUnit) -> tuple[ClockKind, float]:
     if _NUMBER.fullmatch(text):
         seconds = float(text) * unit.seconds
         if not math.isfinite(seconds) or seconds < 0:
-            raise Unusable(f"submit is {text}, which is no time")
+            raise Unusable(f"submit is {_shown(text)}, which is no time")
         return "numbers", seconds
     try:
         date = datetime.fromisoformat(text)
@@ -183,15 +189,15 @@ def duration(text: str, unit: TimeUnit) -> float:
     """
     if clock := _CLOCK.fullmatch(text):
         days, hours, minutes, rest = clock.groups()
-        seconds = int(days or 0) * 86_400 + int(hours) * 3_600 + int(minutes) * 60 + float(rest)
+        seconds = float(days or 0) * 86_400 + float(hours) * 3_600 + int(minutes) * 60 + float(rest)
     elif _NUMBER.fullmatch(text):
         seconds = float(text) * unit.seconds
     else:
         raise Unusable(f"duration is {_shown(text)}, which is no number")
     if not seconds > 0:
-        raise Unusable(f"duration is {text}, so that it never ran")
+        raise Unusable(f"duration is {_shown(text)}, so that it never ran")
     if seconds > LONGEST_S:
-        raise Unusable(f"duration is {text} ({seconds / 86_400:,.0f} days), which is absurd")
+        raise Unusable(f"duration is {_shown(text)}, more than ten years, which is absurd")
     return seconds
 
 
@@ -205,9 +211,9 @@ def devices(text: str) -> int:
     if not math.isfinite(number):
         raise Unusable(f"devices is {_shown(text)}, which is no number")
     if number != int(number):
-        raise Unusable(f"devices is {text}, a fraction: a job takes whole devices")
+        raise Unusable(f"devices is {_shown(text)}, a fraction: a job takes whole devices")
     if not 1 <= number <= MOST_DEVICES:
-        raise Unusable(f"devices is {text}, but a job takes 1 to {MOST_DEVICES}")
+        raise Unusable(f"devices is {_shown(text)}, but a job takes 1 to {MOST_DEVICES}")
     return int(number)
 
 
@@ -226,4 +232,7 @@ def tier(text: str, tiers: Mapping[str, Tier]) -> Tier | None:
 
 
 def _shown(text: str) -> str:
-    return "empty" if not text else repr(text if len(text) <= 40 else text[:39] + "…")
+    if not text:
+        return "empty"
+    short = text if len(text) <= 40 else text[:39] + "…"
+    return short if _NUMBER.fullmatch(text) else repr(short)

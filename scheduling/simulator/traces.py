@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +20,12 @@ from scheduling.simulator.formats import ClockKind, Columns, TimeUnit, TraceForm
 from scheduling.simulator.workload import TraceJob
 
 FIRST_SHOWN = 5
-_LONGEST_SPAN_S = 100 * 365 * 86_400.0
+_YEAR_S = 365.2425 * 86_400.0
+_LONGEST_SPAN_S = 30 * _YEAR_S
+# Nobody submits nothing for so long: what is on the other side of such a gap has a wrong time.
+_LONGEST_GAP_S = 5 * _YEAR_S
+# So many times as many lines have to say something else than a few, for those to be the wrong ones; than one: two.
+_MANY = 4
 _DELIMITERS = ",;\t|"
 _GZIP = b"\x1f\x8b"
 # A file that ends in the middle, or is damaged further on.
@@ -53,6 +60,7 @@ class Trace:
         lines: lines that were read, headers and blank ones aside.
         damaged: how many of these could not be used; `first_damaged` a few of them.
         renamed: how many jobs had the id of another one and got a number behind it.
+        cut_off: files that end in the middle, or are damaged further on: after which line nothing of them is used.
     """
 
     jobs: list[TraceJob] = field(default_factory=list[TraceJob])
@@ -62,12 +70,13 @@ class Trace:
     damaged: int = 0
     first_damaged: list[Damage] = field(default_factory=list[Damage])
     renamed: int = 0
+    cut_off: list[Damage] = field(default_factory=list[Damage])
 
-    def add_damage(self, file: str, line: int, why: object) -> None:
-        """Counts a line that cannot be used, and keeps it if it is one of the first."""
-        self.damaged += 1
-        if len(self.first_damaged) < FIRST_SHOWN:
-            self.first_damaged.append(Damage(file, line, str(why)))
+    def add_damage(self, found: Iterable[Damage]) -> None:
+        """Counts lines of a file that cannot be used, and keeps those that are among the first."""
+        ordered = sorted(found, key=lambda damage: damage.line)
+        self.damaged += len(ordered)
+        self.first_damaged += ordered[: FIRST_SHOWN - len(self.first_damaged)]
 
 
 def read_traces(
@@ -85,88 +94,189 @@ def read_traces(
             the files count from different zeros, or in another unit.
     """
     trace = Trace()
-    reading = _Reading(trace)
+    files: list[_File] = []
     for path in paths:
-        reading.read(path, columns, unit)
-    jobs = sorted(trace.jobs, key=lambda job: job.submit_s)
-    if not jobs:
+        file = _read(path, columns, unit, trace)
+        file.leave_out_strays()
+        trace.add_damage(file.damaged)
+        files.append(file)
+    with_jobs = [file for file in files if file.found]
+    if not with_jobs:
+        none = f"None of the {trace.lines} lines of" if trace.lines else "There is no job in"
+        used = " could be used" if trace.lines else ""
         first = f" The first: {trace.first_damaged[0]}." if trace.first_damaged else ""
-        raise ModelError(
-            f"None of the {trace.lines} lines of {', '.join(trace.files)} could be used.{first}", code="trace.empty"
-        )
+        cut_off = "".join(f" {damage}." for damage in trace.cut_off)
+        raise ModelError(f"{none} {', '.join(trace.files)}{used}.{first}{cut_off}", code="trace.empty")
+    _check_clocks(with_jobs)
+    ids = _Ids()
+    jobs = sorted((ids.own(one.job) for file in files for one in file.found), key=lambda job: job.submit_s)
+    trace.renamed = ids.renamed
     begin = jobs[0].submit_s
-    if jobs[-1].submit_s - begin > _LONGEST_SPAN_S:
-        raise ModelError(
-            f"From the first submission to the last, {', '.join(trace.files)} takes "
-            f"{(jobs[-1].submit_s - begin) / 365 / 86_400:,.0f} years.",
-            code="trace.clock",
-            remedy="Say with --time-unit what the numbers count: s, min or ms.",
-        )
     trace.jobs = [replace(job, submit_s=job.submit_s - begin) for job in jobs[:limit]]
     return trace
 
 
-class _Reading:
-    """What has to be known over all files."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A job, where it is, and by which clock it was submitted."""
 
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._ids: dict[str, int] = {}  # with the last number that was put behind each
-        self._clock: tuple[str, ClockKind] | None = None
+    job: TraceJob
+    line: int
+    clock: ClockKind
 
-    def read(self, path: Path, columns: Columns | None, unit: TimeUnit | None) -> None:
-        with _lines_of(path) as lines:
-            try:
-                head = next(lines, "").rstrip("\r\n")
-            except _CUT_OFF as error:
-                raise ModelError(f"{path} cannot be read: {error}.", code="trace.unreadable") from None
-            if not head.strip():
-                raise ModelError(f"{path} is empty.", code="trace.empty")
-            delimiter = max(_DELIMITERS, key=head.count)
-            header = [cell.strip() for cell in _cells(head, delimiter)]
-            kind = formats.format_of(path.name, header, columns, unit)
-            self._trace.files.append(path.name)
-            self._trace.formats.append(kind.name)
-            self._read_lines(path.name, lines, delimiter, _Row(path, kind, header))
 
-    def _read_lines(self, name: str, lines: Iterator[str], delimiter: str, row: _Row) -> None:
-        trace, line = self._trace, 1
-        try:
-            for line, text in enumerate(lines, 2):
-                if not text.strip():
-                    continue
-                trace.lines += 1
-                try:
-                    clock, job = row.job(line, _cells(text.rstrip("\r\n"), delimiter))
-                except (Unusable, csv.Error) as error:
-                    trace.add_damage(name, line, error)
-                else:
-                    self._one_clock(f"{name} line {line}", clock)
-                    trace.jobs.append(self._own_id(job))
-        except _CUT_OFF as error:
-            trace.add_damage(name, line + 1, f"the file cannot be read any further ({error})")
+@dataclass(slots=True)
+class _File:
+    """What is in one file."""
 
-    def _one_clock(self, where: str, clock: ClockKind) -> None:
-        if self._clock is None:
-            self._clock = where, clock
-        elif self._clock[1] != clock:
+    name: str
+    found: list[_Found] = field(default_factory=list[_Found])
+    damaged: list[Damage] = field(default_factory=list[Damage])
+
+    def leave_out_strays(self) -> None:
+        """Counts as damaged what a few lines say against all others: another kind of clock, or another age."""
+        clocks = Counter(one.clock for one in self.found)
+        for clock in clocks:
+            few = [one for one in self.found if one.clock == clock]
+            self._leave_out(few, lambda _, clock=clock: f"is one of {clock}, unlike those of most lines")
+        if len({one.clock for one in self.found}) > 1:
+            return  # nobody can tell which are right: `_check_clocks` tells
+        ages = _ages(self.found)
+        if len(ages) < 2:
+            return
+        most = max(ages, key=len)
+        self._leave_out(
+            [one for age in ages if age is not most for one in age],
+            lambda one: f"is {_years(_distance(one, most))} from those of most lines",
+        )
+
+    def _leave_out(self, few: Sequence[_Found], why: Callable[[_Found], str]) -> None:
+        if not few or (_MANY if len(few) > 1 else 2) * len(few) > len(self.found) - len(few):
+            return
+        lines = {one.line for one in few}
+        self.damaged += [Damage(self.name, one.line, f"its time of submission {why(one)}") for one in few]
+        self.found = [one for one in self.found if one.line not in lines]
+
+
+def _ages(found: Sequence[_Found]) -> list[list[_Found]]:
+    """The lines by time of submission, in parts between which there is nothing for longer than a log goes on."""
+    parts: list[list[_Found]] = []
+    for one in sorted(found, key=lambda one: one.job.submit_s):
+        if not parts or one.job.submit_s - parts[-1][-1].job.submit_s > _LONGEST_GAP_S:
+            parts.append([])
+        parts[-1].append(one)
+    return parts
+
+
+def _distance(one: _Found, age: Sequence[_Found]) -> float:
+    return max(age[0].job.submit_s - one.job.submit_s, one.job.submit_s - age[-1].job.submit_s)
+
+
+def _years(seconds: float) -> str:
+    years = seconds / _YEAR_S
+    return f"{years:,.0f} years" if years < 1e6 else f"{years:.0e} years"
+
+
+def _check_clocks(files: Sequence[_File]) -> None:
+    """Checks that all files count from one zero, in one unit.
+
+    Raises:
+        ModelError: ``trace.clock``.
+    """
+    places = [(file, one) for file in files for one in file.found]
+    first = places[0]
+    for place in places:
+        if place[1].clock != first[1].clock:
             raise ModelError(
-                f"{self._clock[0]} has its time of submission as one of {self._clock[1]}, {where} as one of {clock}: "
-                "nobody can tell which was first.",
+                f"{_place(first)} has its time of submission as one of {first[1].clock}, {_place(place)} as one of "
+                f"{place[1].clock}, and many lines are like either: nobody can tell which was first.",
                 code="trace.clock",
                 remedy="Bring the column into one form.",
             )
+    places.sort(key=lambda place: place[1].job.submit_s)
+    for before, after in itertools.pairwise(places):
+        gap = after[1].job.submit_s - before[1].job.submit_s
+        if gap > _LONGEST_GAP_S:
+            between = f"From the submission of {_place(before)} to the next, of {_place(after)},"
+            raise _clock_error(f"{between} it is {_years(gap)}", first[1].clock)
+    span = places[-1][1].job.submit_s - places[0][1].job.submit_s
+    if span > _LONGEST_SPAN_S:
+        between = f"From the first submission, of {_place(places[0])}, to the last, of {_place(places[-1])},"
+        raise _clock_error(f"{between} it is {_years(span)}", first[1].clock)
 
-    def _own_id(self, job: TraceJob) -> TraceJob:
+
+def _place(place: tuple[_File, _Found]) -> str:
+    return f"{place[0].name} line {place[1].line}"
+
+
+def _clock_error(what: str, clock: ClockKind) -> ModelError:
+    remedy = {
+        "numbers": "Say with --time-unit what the numbers count: s, min or ms.",
+        "dates": "Correct the dates, or simulate the older part and the newer one each by itself.",
+    }
+    return ModelError(f"{what}: no log goes on for that long.", code="trace.clock", remedy=remedy[clock])
+
+
+class _Ids:
+    """Gives every job an id that no other one has."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}  # the last number that was put behind each
+        self.renamed = 0
+
+    def own(self, job: TraceJob) -> TraceJob:
+        """The job, with a number behind its id if another one has it."""
         own = job.id
-        while own in self._ids:
-            self._ids[job.id] += 1
-            own = f"{job.id}.{self._ids[job.id]}"
-        self._ids[own] = 1
+        while own in self._last:
+            self._last[job.id] += 1
+            own = f"{job.id}.{self._last[job.id]}"
+        self._last[own] = 1
         if own == job.id:
             return job
-        self._trace.renamed += 1
+        self.renamed += 1
         return replace(job, id=own)
+
+
+def _read(path: Path, columns: Columns | None, unit: TimeUnit | None, trace: Trace) -> _File:
+    with _lines_of(path) as lines:
+        try:
+            head = next(lines, "").rstrip("\r\n")
+        except _CUT_OFF as error:
+            raise ModelError(f"{path} cannot be read: {_reason(error)}.", code="trace.unreadable") from None
+        if not head.strip():
+            raise ModelError(f"{path} is empty, or its first line is.", code="trace.empty")
+        if not head.isprintable() and "\0" in head:
+            raise _not_csv(path, "not text")
+        delimiter = max(_DELIMITERS, key=head.count)
+        header = [cell.strip() for cell in _cells(head, delimiter)]
+        kind = formats.format_of(path.name, header, columns, unit)
+        trace.files.append(path.name)
+        trace.formats.append(kind.name)
+        return _read_lines(path.name, lines, delimiter, _Row(path, kind, header), trace)
+
+
+def _read_lines(name: str, lines: Iterator[str], delimiter: str, row: _Row, trace: Trace) -> _File:
+    file, line = _File(name), 1
+    try:
+        for line, text in enumerate(lines, 2):
+            if not text.strip():
+                continue
+            trace.lines += 1
+            try:
+                clock, job = row.job(line, _cells(text.rstrip("\r\n"), delimiter))
+            except (Unusable, csv.Error) as error:
+                file.damaged.append(Damage(name, line, str(error)))
+            else:
+                file.found.append(_Found(job, line, clock))
+    except _CUT_OFF as error:
+        trace.cut_off.append(Damage(name, line, f"nothing after it can be read ({_reason(error)})"))
+    return file
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, EOFError):
+        return "the file ends in the middle"
+    return getattr(error, "strerror", None) or str(error)
 
 
 class _Row:
@@ -187,7 +297,7 @@ class _Row:
             Unusable: there is none in it.
         """
         if len(cells) < self._width or any(cells[self._width :]):
-            raise Unusable(f"it has {len(cells)} cells, the header {self._width}")
+            raise Unusable(f"it has {len(cells)} cell{'s' * (len(cells) != 1)}, the header {self._width}")
         unit = self._kind.unit
         clock, submit_s = formats.moment(cells[self._submit].strip(), unit)
         return clock, TraceJob(
@@ -226,7 +336,10 @@ def _lines_of(path: Path) -> Generator[Iterator[str]]:
         other = next((name for magic, name in _OTHER_CONTAINERS.items() if head.startswith(magic)), None)
         zipped = head.startswith(_GZIP)
         if other is not None or (not zipped and b"\0" in head.partition(b"\n")[0]):
-            what = f"a {other} file" if other else "not text"
-            raise ModelError(f"{path} is {what}.", code="trace.unreadable", remedy="CSV is read, plain or with gzip.")
+            raise _not_csv(path, f"a {other} file" if other else "not text")
         content = gzip.GzipFile(fileobj=raw) if zipped else raw
         yield io.TextIOWrapper(content, encoding="utf-8-sig", errors="replace")
+
+
+def _not_csv(path: Path, what: str) -> ModelError:
+    return ModelError(f"{path} is {what}.", code="trace.unreadable", remedy="CSV is read, plain or with gzip.")

@@ -103,8 +103,15 @@ def test_limit_and_load(log):
         (["LOG", "--spot", "3"], "more than the 2"),
         (["LOG", "--html", "nowhere/page.html"], "no place for a file"),
         (["LOG", "--html", "/"], "no place for a file"),
-        (["LOG", "--resize-seconds", "inf"], "inf is no number"),
-        (["LOG", "--load", "inf"], "inf is no number"),
+        (["LOG", "--policies", "ours,fifo,ours"], "ours is there twice"),
+        (["LOG", "LOG"], "is there twice"),
+        (["LOG", "--resize-seconds", "inf"], "less than or equal to 86400"),
+        (["LOG", "--load", "inf"], "less than or equal to 100"),
+        (["LOG", "--load", "0"], "greater than or equal to 0.001"),
+        (["LOG", "--load", "-1"], "greater than or equal to 0.001"),
+        (["LOG", "--jobs", "5"], "--jobs: It goes with --synthetic only"),
+        (["--synthetic", "itp", "--limit", "5"], "--limit: It goes with job logs only"),
+        (["--synthetic", "itp", "--time-unit", "s"], "--time-unit: It goes with job logs only"),
         (["LOG", "--time-unit", "h"], "'h'"),
     ],
 )
@@ -118,9 +125,17 @@ def test_nodes_have_to_be_given(log):
     assert ergo(log).exit_code == 2
 
 
-def test_loads_that_are_none(log):
-    for arguments in (["--synthetic", "itp", "--load", "0"], [log, "--load", "-1"]):
-        assert "load" in failed(*arguments, *FLEET)
+def test_a_log_that_was_cut_off_is_told_however_many_lines_are_damaged(tmp_path):
+    path = tmp_path / "cut.csv.gz"
+    head, *rows = LOG.splitlines(keepends=True)
+    whole = gzip.compress((head + "bad,1,1,0\n" * 9 + "".join(rows)).encode())
+    path.write_bytes(whole[: len(whole) - 60])
+    done = ergo(str(path), *FLEET, "--policies", "fifo", "--json")
+    assert done.exit_code == 0, done.output
+    settings = json.loads(done.stdout)["settings"]
+    assert settings["cut_off"] == ["cut.csv.gz"] and settings["damaged"] == 9
+    assert f"line {settings['lines'] + 1}: nothing after it can be read" in done.stderr
+    assert "cut off: cut.csv.gz" in ergo(str(path), *FLEET, "--policies", "fifo").stdout
 
 
 def test_figures_are_shown_even_if_the_page_cannot_be_written(log):

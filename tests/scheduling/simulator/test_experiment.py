@@ -74,7 +74,7 @@ def test_the_engine_gets_what_fits_and_the_settings_say_what_did_not():
     report = tried.report([tried.run("fifo", engine)])
     assert seen == [(["a"], 8, "fifo", 7, Costs())]
     told = dict(report.settings.told())
-    assert told["jobs"] == "2 from log.csv" and "1 jobs ask for more" in told["too large"]
+    assert told["jobs"] == "2 from log.csv" and told["too large"].startswith("1 of the jobs")
     assert told["left out"] == "3 of 2 lines, which were damaged"
     assert "every 1000 days" in told["failures"] and told["seed"] == "7"
     assert {"python", "ergosphere", "scheduling"} <= report.settings.versions.keys()
@@ -90,8 +90,8 @@ def test_the_json_document_keeps_its_fields():
     found = json.loads(orjson.dumps(tried.report([tried.run("ours", lambda *_, **__: small())])))
     assert found["version"] == 1
     assert set(found["settings"]) == {
-        "source", "synthetic", "jobs", "lines", "damaged", "too_large", "tiers", "tiers_made_up", "load", "span_s",
-        "seed", "fleet", "costs", "failures", "versions",
+        "source", "synthetic", "jobs", "lines", "damaged", "cut_off", "too_large", "tiers", "tiers_made_up", "load",
+        "span_s", "seed", "fleet", "costs", "failures", "versions",
     }  # fmt: skip
     (policy,) = found["policies"]
     assert set(policy) == {

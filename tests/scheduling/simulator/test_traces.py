@@ -141,6 +141,49 @@ def test_a_damaged_line_is_told_and_the_rest_is_used(log, line):
     assert told.startswith("log.csv line 3: ") and DAMAGED[line] in told
 
 
+@pytest.mark.parametrize(
+    ("stray", "told"),
+    [
+        ("1970-01-01", "56 years from"),
+        ("2999-12-31T00:00", "974 years from"),
+        ("0001-01-01T00:00:00+14:00", "2,025 years"),
+        ("9999-12-31T23:59:59-14:00", "7,974 years"),
+        ("17", "is one of numbers, unlike those of most lines"),
+        ("1e300", "is one of numbers"),
+    ],
+)
+def test_a_stray_date_is_a_damaged_line(log, stray, told):
+    rows = [f"j{day},t,,2026-01-{day:02},1,1" for day in range(1, 9)]
+    rows.insert(3, f"j8,t,,{stray},1,1")
+    rows.insert(2, "bad,t,,,1,1")
+    trace = read_traces([log(OWN_HEADER + "\n".join(rows))], columns=OWN)
+    # One that is left out takes no other job's id.
+    assert [(job.id, job.submit_s) for job in trace.jobs] == [(f"j{day}", (day - 1) * 86_400) for day in range(1, 9)]
+    assert trace.damaged == 2 and [damage.line for damage in trace.first_damaged] == [4, 6]
+    assert told in str(trace.first_damaged[1])
+
+
+@pytest.mark.parametrize(
+    ("stray", "told"), [("2026-01-01", "is one of dates"), ("1e300", "e+292 years"), ("0", "54 years")]
+)
+def test_a_stray_number_is_a_damaged_line(log, stray, told):
+    rows = [f"{number},{when},1,1" for number, when in enumerate([1_700_000_000, stray, 1_700_000_900])]
+    trace = read_traces([log(ITP + "\n".join(rows))])
+    assert [(job.id, job.submit_s) for job in trace.jobs] == [("0", 0), ("2", 900)]
+    assert trace.damaged == 1 and told in str(trace.first_damaged[0])
+
+
+def test_many_strays_are_refused_and_none_dropped_in_silence(log):
+    code, text = refused(log(ITP + "".join(f"a,{when},1,1\n" for when in (1, 2, 3, 1_700_000_000, 1_700_000_009))))
+    assert code == "trace.clock" and "line 4 to the next, of log.csv line 5, it is 54 years" in text
+
+
+def test_files_of_two_clocks_are_refused_whichever_is_longer(log):
+    dates = log(OWN_HEADER + "".join(f"a,,,2026-01-{day},1,1\n" for day in range(10, 30)), "dates.csv")
+    code, text = refused(dates, log(OWN_HEADER + "b,,,1,1,1\n", "numbers.csv"), columns=OWN)
+    assert code == "trace.clock" and "dates.csv line 2" in text and "numbers.csv line 2" in text
+
+
 def test_only_the_first_damaged_lines_are_kept(log):
     trace = read_traces([log(ITP + "a,1,1,1\n" + "x,1,1,0\n" * 100)])
     assert trace.damaged == 100 and len(trace.first_damaged) == FIRST_SHOWN
@@ -157,7 +200,9 @@ def test_a_file_that_was_cut_off_is_used_up_to_there(log):
     path = log(whole[: len(whole) // 2], "cut.csv")
     trace = read_traces([path])
     assert 1_000 < len(trace.jobs) < 19_000
-    assert "cannot be read any further" in str(trace.first_damaged[-1])
+    (end,) = trace.cut_off
+    assert len(trace.jobs) == end.line - 1 and trace.damaged == 0
+    assert str(end) == f"cut.csv line {end.line}: nothing after it can be read (the file ends in the middle)"
 
 
 def test_ids_that_occur_again_get_a_number(log):
@@ -194,6 +239,8 @@ def test_what_cannot_be_read_is_one_sentence(log, tmp_path):
     assert "zip file" in refused(log(b"PK\x03\x04abc"))[1]
     assert "not text" in refused(log(b"\x00\x01\x02"))[1]
     assert refused(log(b"\x1f\x8bnonsense"))[0] == "trace.unreadable"
+    assert "not text" in refused(log(b"\x00\x01\x02", "binary.gz"))[1]
+    assert "There is no job in log.csv" in refused(log(ITP))[1]
     code, text = refused(log(ITP + "a,1,1,0\n"))
     assert code == "trace.empty" and "None of the 1 lines" in text and "line 2: devices is 0" in text
 
@@ -203,11 +250,17 @@ def test_columns_that_are_not_there_are_named_with_those_that_are(log):
     assert code == "trace.columns" and "when, took, gpus" in text and "--columns" in text
     code, text = refused(log("when,took,gpus\n1,1,1\n"), columns=Columns("when", "length", "cards"))
     assert code == "trace.columns" and "no column length nor cards" in text and "when, took, gpus" in text
+    code, text = refused(log("when,when,gpus\n1,1,1\n"), columns=Columns("when", "took", "gpus"))
+    assert code == "trace.columns" and "the column when more than once" in text
 
 
 def test_clocks_that_do_not_go_together(log):
     code, text = refused(log(OWN_HEADER + "a,,,1,1,1\nb,,,2026-01-01,1,1\n"), columns=OWN)
     assert code == "trace.clock" and "line 2" in text and "line 3" in text
+    dates = OWN_HEADER + "a,,,1997-01-01,1,1\nb,,,2026-01-01,1,1\n"
+    code, text = refused(log(dates), columns=OWN)
+    assert code == "trace.clock" and "line 2 to the next, of log.csv line 3, it is 29 years" in text
+    assert "--time-unit" not in text and "Correct the dates" in text
     code, text = refused(log(OWN_HEADER + "a,,,1700000000000,1,1\nb,,,1705000000000,1,1\n"), columns=OWN)
     assert code == "trace.clock" and "--time-unit" in text
 
@@ -219,6 +272,7 @@ def test_clocks_that_do_not_go_together(log):
         ("submit=a,duration=b,devices", "'devices', which is not NAME=COLUMN"),
         ("submit=a,duration=b,device=c", "Is devices meant?"),
         ("submit=a,submit=b,duration=b,devices=c", "twice"),
+        ("submit=a,duration=a,devices=c", "from one column"),
         ("", "not NAME=COLUMN"),
     ],
 )
