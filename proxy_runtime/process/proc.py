@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
+import struct
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
+
+_INFO: Final = struct.Struct("=QQ11Ii")  # struct pidfd_info of linux/pidfd.h: mask, cgroup, ids, exit_code
+_INFO_EXIT: Final = 1 << 3
+_GET_INFO: Final = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11  # _IOWR(PIDFS_IOCTL_MAGIC, 11, struct pidfd_info)
 
 
 def status_field(pid: int, name: str) -> str:
@@ -64,6 +71,47 @@ def pid_inside(pid: int) -> int:
     """The pid in the innermost pid namespace, or 0 when the process is gone."""
     numbers = status_field(pid, "NSpid").split()
     return int(numbers[-1]) if numbers else 0
+
+
+def started_at(pid: int) -> float:
+    """When a process began, in seconds since the machine's start (`CLOCK_BOOTTIME`); 0 when it is gone."""
+    fields = _stat(pid)
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def end_of(pid: int, pidfd: int) -> int | None:
+    """The wait status of a process that has ended and is not a child of ours.
+
+    Returns:
+        None while it runs, and where it cannot be known any more: its parent has waited for it, and Linux keeps the
+        status for pidfds since 6.15 only.
+    """
+    status = _kept_status(pidfd)
+    if status is None:
+        fields = _stat(pid)
+        if fields and fields[0] in "ZX":
+            return int(fields[49])
+        status = _kept_status(pidfd)  # waited for just now
+    return status
+
+
+def _kept_status(pidfd: int) -> int | None:
+    words = bytearray(_INFO.size)
+    _INFO.pack_into(words, 0, _INFO_EXIT, *[0] * 13)
+    try:
+        fcntl.ioctl(pidfd, _GET_INFO, words)
+    except OSError:
+        return None
+    mask, *_, status = _INFO.unpack(words)
+    return status if mask & _INFO_EXIT else None
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third on, or nothing when the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def wait_readable(descriptors: Iterable[int], seconds: float) -> bool:

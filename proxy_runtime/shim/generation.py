@@ -27,6 +27,7 @@ from proxy_runtime.device.wiring import Address, Pair
 from proxy_runtime.process import criu, inspect
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.process.namespace import Container, ContainerSpec, Overlay, Volume, hold_volume, launch
+from proxy_runtime.shim.claimants import Claimants
 from proxy_runtime.shim.layout import EpochLayout
 from proxy_runtime.shim.spec import SLOTS_PER_DEVICE, RankExit, RunSpec, contiguous_placement, rank_variables
 
@@ -128,6 +129,7 @@ class Generation:
     proxies: dict[int, DeviceProxyClient] = field(default_factory=dict)
     ranks: list[Rank] = field(default_factory=list)
     volume: Volume | None = None
+    claimants: Claimants = field(default_factory=Claimants)
     _judge_at: float | None = None
 
     # ------------------------------------------------------------------ bringing it up
@@ -264,6 +266,14 @@ class Generation:
                 if rank.ring is not None and status.code == 0 and not status.signal:
                     # Perhaps without a word to the proxy (os._exit): others must not wait for it for ever.
                     rank.ring.mark_rank_left()
+        if self.spec.pack == "node":
+            self._look_at_claimants()
+
+    def _look_at_claimants(self) -> None:
+        tree = self.ranks[0].container
+        with suppress(ValueError):  # a ring that another thread is closing
+            claims = {rank.rank: rank.ring.claimant for rank in self.ranks if rank.ring is not None}
+            self.claimants.look(claims, tree.processes if tree is not None else list)
 
     def ended(self) -> list[Rank]:
         """Ranks that have ended, those first that had no other's end as their reason.
@@ -358,6 +368,7 @@ class Generation:
     def kill(self) -> None:
         """Ends everything of this generation at once. Idempotent."""
         in_parallel([lambda rank=rank: self._kill_rank(rank) for rank in self.ranks])
+        self.claimants.close()
         proxies, self.proxies = self.proxies, {}
         for proxy in proxies.values():
             proxy.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -214,7 +215,13 @@ class RankExit:
     @property
     def sentence(self) -> str:
         if self.signal:
-            import signal as signals
-
-            return f"rank {self.rank} was killed by {signals.Signals(self.signal).name}"
+            return f"rank {self.rank} was killed by {signal_name(self.signal)}"
         return f"rank {self.rank} exited with code {self.code}"
+
+
+def signal_name(number: int) -> str:
+    """As `kill -l` calls it; real-time signals by their number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

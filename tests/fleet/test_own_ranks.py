@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from model.control import JobView
@@ -114,6 +115,58 @@ def test_torchrun_goes_on_elsewhere_when_its_node_is_lost(
         assert all(device.node.name != "node-3" for device in view.transitions[-2].devices)
     finally:
         agent.kill()
+
+
+def workers(torture: Torture, job: str) -> list[psutil.Process]:
+    """The processes that the job's launcher has started."""
+    found = torture.of_job(job, "rank")
+    parents = {process.ppid() for process in found}
+    return [process for process in found if process.pid not in parents]
+
+
+def test_torchrun_goes_on_after_a_killed_rank_and_a_killed_proxy_and_from_a_drained_node(
+    fleet: LocalFleet, tmp_path: Path, untouched: Callable[..., dict[str, str]]
+) -> None:
+    """The launcher ends with 1 when one of its processes is killed, and nobody has asked for that."""
+    torture = Torture(fleet, tmp_path / "work", untouched)
+    job = submit_torchrun(fleet, tmp_path, "struck-tree")
+    fleet.until_step(job, 20)
+    fleet.ergo("checkpoint", job, "--wait")
+    ranks = workers(torture, job)
+    assert len(ranks) == 2, ranks
+    torture.end(ranks[1:])
+    fleet.until(lambda: fleet.show(job).recoveries == 1, "it is recovered")
+    assert "was killed by SIGKILL" in "".join(path.read_text() for path in fleet.directory.glob("nodes/*/parts.log"))
+
+    fleet.until_step(job, int(fleet.show(job).checkpoints[-1].step) + 20)
+    torture.end(torture.of_job(job, "proxy")[:1])
+    fleet.until(lambda: fleet.show(job).recoveries == 2, "it is recovered again")
+    fleet.until_step(job, int(fleet.show(job).checkpoints[-1].step) + 20)
+
+    drained = fleet.node_of(job).name
+    fleet.ergo("node", "drain", drained, "--wait")
+    try:
+        view = require_right(fleet, job, tmp_path, untouched, 2, GPT)
+        assert {device.node.name for device in view.transitions[-2].devices}.isdisjoint({drained}), told(view)
+        assert (view.preemptions, view.moves, view.recoveries) == (0, 1, 2), told(view)
+        torture.require_clean(job)
+    finally:
+        fleet.ergo("node", "uncordon", drained)
+
+
+def test_a_rank_that_fails_by_itself_is_the_scripts_own_failure(fleet: LocalFleet, tmp_path: Path) -> None:
+    """Its launcher ends the others with signals, and exits with the same code as above."""
+    directory = tmp_path / "fails"
+    directory.mkdir()
+    (directory / "fails.py").write_text(
+        "import os, time, torch\n"
+        "torch.ones(1, device=f'cuda:{os.environ[\"RANK\"]}').item()\n"
+        "assert os.environ['RANK'] == '0', 'a fault of its own'\n"
+        "time.sleep(600)\n"
+    )
+    job = fleet.submit(directory, "--tier", "basic", *TREE, "torchrun", "--nproc-per-node", "2", "fails.py")
+    view = fleet.until_phase(job, JobPhase.FAILED)
+    assert view.recoveries == 0 and "a fault of its own" in fleet.ergo("logs", job), told(view)
 
 
 def test_more_devices_than_any_node_has(fleet: LocalFleet, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal as signals
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,5 +55,5 @@ def lost_peer(generation: Generation) -> bool:
 def sentence(exit: RankExit) -> str:
     """One line about an exit."""
     if exit.signal is not None:
-        return f"rank {exit.rank} was killed by {signals.Signals(exit.signal).name}"
+        return f"rank {exit.rank} was killed by {spec.signal_name(exit.signal)}"
     return f"rank {exit.rank} exited with code {exit.exit_code}"

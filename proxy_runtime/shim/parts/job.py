@@ -191,8 +191,11 @@ class PartJob:
         if dead is not None:
             self._give_up(Outcome.LOST, bad, f"the device proxy of device {dead} died")
         elif bad:
-            lost = any(rank.exit and rank.exit.signal for rank in bad) or exits.lost_peer(generation)
+            killed = generation.claimants.killed
+            lost = killed or any(rank.exit and rank.exit.signal for rank in bad) or exits.lost_peer(generation)
             sentence = "; ".join(rank.exit.sentence for rank in bad if rank.exit)
+            if killed is not None:
+                sentence += f", after {killed.sentence}"
             self._give_up(Outcome.LOST if lost else Outcome.FAILED, bad, sentence)
         elif len(ended) == sum(rank.has_tree for rank in generation.ranks):
             self.over = True
