@@ -168,7 +168,7 @@ class _Lines:
 
 def describe(event: Event) -> tuple[str, str, str]:
     """An event in words: what, why, and the style that it is shown in."""
-    from events.types import CheckpointCommitted, DecisionMade, JobPhaseChanged
+    from events.types import CheckpointCommitted, DecisionMade, JobPhaseChanged, SharingIncident
 
     if isinstance(event, JobPhaseChanged):
         data = event.data
@@ -184,6 +184,8 @@ def describe(event: Event) -> tuple[str, str, str]:
         data = event.data
         size = f"{data.stored_bytes / (1 << 20):.1f} of {data.total_bytes / (1 << 20):.1f} MiB stored"
         return f"checkpoint {data.kind}", f"Step {data.step}, {size}, devices stood still {data.stopped_ms} ms.", "dim"
+    if isinstance(event, SharingIncident):
+        return f"sharing: {event.data.kind}", event.data.reason, "red" if event.data.kind == "mismatch" else "yellow"
     data = event.data
     jobs = ", ".join(f"{part.job} at step {part.step}" for part in data.jobs) or "no job"
     free = data.host.memory_available_bytes / (1 << 30)

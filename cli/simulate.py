@@ -209,7 +209,7 @@ def _read(
     shares: TierShares,
     seed: int,
 ) -> Workload:
-    from cli.fleet.words import counted
+    from model.units import counted
     from scheduling.simulator.experiment import Workload
     from scheduling.simulator.traces import read_traces
 
@@ -245,7 +245,7 @@ def _experiment(
 
 
 def _warn(experiment: Experiment) -> None:
-    from cli.fleet.words import counted
+    from model.units import counted
 
     devices, work = experiment.fleet.devices, experiment.workload
     if large := len(work.jobs) - len(experiment.jobs):

@@ -139,6 +139,27 @@ class DecisionData(_Shape):
         return self
 
 
+class SharingIncidentData(_Shape):
+    """Ranks of a job that share a device: something went another way than it should. No number of theirs is touched.
+
+    Attributes:
+        kind: ``time-limit``: a rank waited for others of its device until a time limit ended that; ``mismatch``:
+            results that were taken for equal, were computed by each rank to make sure, and were not.
+        node: where.
+        count: how often since the last such event of this kind, node and epoch.
+        total: how often in this epoch on this node.
+        unshared: with ``mismatch``: the operators that are not shared any more there, each rank runs them by itself.
+        reason: what that means, as a sentence for people.
+    """
+
+    kind: Literal["time-limit", "mismatch"]
+    node: NodeId
+    count: int = Field(ge=1)
+    total: int = Field(ge=1)
+    unshared: tuple[str, ...] = ()
+    reason: str = Field(min_length=1)
+
+
 class DeviceReport(_Shape):
     """One accelerator, as its node sees it.
 
@@ -254,6 +275,14 @@ class DecisionMade(JobEvent):
     data: DecisionData
 
 
+class SharingIncident(JobEvent):
+    """See `SharingIncidentData`."""
+
+    topic = Topic.JOB_EVENTS
+    type: Literal["ergosphere.sharing.incident.v1"] = "ergosphere.sharing.incident.v1"
+    data: SharingIncidentData
+
+
 class NodeReported(CloudEvent):
     """See `NodeReportedData`.
 
@@ -279,11 +308,11 @@ class NodeReported(CloudEvent):
         return self
 
 
-AnyJobEvent: TypeAlias = JobPhaseChanged | CheckpointCommitted | DecisionMade
+AnyJobEvent: TypeAlias = JobPhaseChanged | CheckpointCommitted | DecisionMade | SharingIncident
 """Any event of v1 that is about one job."""
 
 Event: TypeAlias = Annotated[
-    JobPhaseChanged | CheckpointCommitted | DecisionMade | NodeReported, Field(discriminator="type")
+    JobPhaseChanged | CheckpointCommitted | DecisionMade | SharingIncident | NodeReported, Field(discriminator="type")
 ]
 """Any event of v1."""
 
@@ -291,6 +320,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
     "ergosphere.job.phase-changed.v1": JobPhaseChanged,
     "ergosphere.checkpoint.committed.v1": CheckpointCommitted,
     "ergosphere.decision.made.v1": DecisionMade,
+    "ergosphere.sharing.incident.v1": SharingIncident,
     "ergosphere.node.reported.v1": NodeReported,
 }
 """The class of each `type`."""

@@ -28,6 +28,7 @@ from activities.fates import TemporalFates
 from activities.node import NodeActivities
 from infra import logs
 from infra.housekeeping import regularly
+from infra.incidents import IncidentTeller
 from infra.node_setup import end_parts, node_record
 from infra.settings import FleetDownError, Settings
 from model.errors import ModelError
@@ -182,6 +183,7 @@ class NodeAgent:
             async with asyncio.TaskGroup() as group:
                 group.create_task(worker.run())
                 group.create_task(self._end_orphans(fates, runtime))
+                group.create_task(IncidentTeller(client, record.node, runtime.parts.all).run())
                 group.create_task(regularly(tidy, "the chunk store was not tidied"))
 
     async def _end_orphans(self, fates: TemporalFates, runtime: LocalNodeRuntime) -> None:

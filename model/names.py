@@ -31,12 +31,14 @@ class Update(StrEnum):
 
 
 class Signal(StrEnum):
-    """Told to a workflow: `PLACEMENT` to a job's, `INBOX` to a cluster's, `RENEW` to any of ours."""
+    """Told to a workflow: `PLACEMENT` and `SHARING` to a job's, `INBOX` to a cluster's, `RENEW` to any of ours."""
 
     PLACEMENT = "placement"
     INBOX = "inbox"
     RENEW = "renew"
     """Continue as new at the next moment when nothing is under way: an operator's tool, and a test's."""
+    SHARING = "sharing"
+    """What a node has seen go wrong among ranks that share a device."""
 
 
 class Activity(StrEnum):

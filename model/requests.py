@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from model.errors import ModelError
 from model.ids import CheckpointId, Step
 from model.job_state import JobPhase
 from model.shape import Shape
+
+MOST_DEVICES = 1 << 31
+"""No job has so many: a number beyond it is a slip, and none that JSON could hold for certain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,10 @@ class ResizeRequest(Shape):
     devices: int
     wait: bool = False
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.devices < MOST_DEVICES:
+            raise ModelError(f"A job cannot run on {self.devices} devices.", code="model.width")
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,33 @@ class AttendInput(Shape):
 
 
 @dataclass(frozen=True, slots=True)
+class SharingIncidents(Shape):
+    """What went another way than it should where ranks of a job share a device. None of it changes a number.
+
+    Attributes:
+        time_limits: waits of a rank for the others of its device that a time limit has ended.
+        mismatches: results that were taken for equal, were computed by each rank to make sure, and were not.
+        unshared: operators that every rank runs by itself from then on.
+    """
+
+    time_limits: int = 0
+    mismatches: int = 0
+    unshared: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.time_limits or self.mismatches)
+
+
+@dataclass(frozen=True, slots=True)
+class SharingNotice(Shape):
+    """The signal ``sharing`` of a job: all incidents of an epoch on a node so far. Told twice it counts once."""
+
+    epoch: Epoch
+    node: NodeId
+    incidents: SharingIncidents
+
+
+@dataclass(frozen=True, slots=True)
 class Progress(Shape):
     """How a job is doing on one node; it travels as heartbeat.
 
@@ -72,11 +99,13 @@ class Progress(Shape):
         step: the lowest step of the node's ranks.
         loss: the last one that the job has reported, if it reports any.
         device_ms: device time delivered in this epoch, in milliseconds, over all devices of the node.
+        sharing: incidents of this epoch on this node; None where there are none, or no ranks share a device.
     """
 
     step: Step
     device_ms: int
     loss: float | None = None
+    sharing: SharingIncidents | None = None
 
 
 class Outcome(StrEnum):

@@ -21,7 +21,7 @@ from itertools import combinations
 from model.errors import ModelError
 from model.manifest import RankState
 from model.shape import Shape
-from model.units import size_words
+from model.units import counted, size_words
 
 ALIKE = 4
 """Two ranks are replicas where one in so many of the chunks by which they are compared is in both. At the end of a step
@@ -109,8 +109,8 @@ def placed(found: Parallelism, width: int) -> tuple[int, ...]:
         ]
     else:
         raise ModelError(
-            f"On {width} devices {each} ranks would share one, which is neither a part nor a multiple of the {copies} "
-            "that hold the same parameters.",
+            f"On {counted(width, 'device')} {each} ranks would share one, which is neither a part nor a multiple of "
+            f"the {copies} that hold the same parameters.",
             code="model.width",
         )
     device_of_rank = [0] * world
@@ -127,10 +127,10 @@ def check_width(world_size: int, width: int) -> None:
         ModelError: ``model.width``.
     """
     if width < 1:
-        raise ModelError(f"A job cannot run on {width} devices.", code="model.width")
+        raise ModelError(f"A job cannot run on {counted(width, 'device')}.", code="model.width")
     if width > world_size:
         raise ModelError(
-            f"A job of {world_size} ranks cannot use {width} devices: it has at most one for each rank.",
+            f"A job of {counted(world_size, 'rank')} cannot use {width} devices: it has at most one for each rank.",
             code="model.width",
         )
     if world_size % width:

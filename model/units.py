@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes and counts as people write them."""
 
 from __future__ import annotations
 
@@ -54,3 +54,8 @@ def size_words(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} {_UNITS[-1]}"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"

@@ -152,7 +152,8 @@ def rebuilt(
         if account is None:
             account = Account(int(State.WAITING), at=word.at)
         if isinstance(word, Heard):
-            width = word.width or width
+            if word.width not in (0, width):  # hours that were over by then are judged by what was asked for in them
+                account, width = until(account, tier, width, word.at), word.width
             account = follow(account, tier, width, word)
         elif account.admitted is None:
             job = _job(account, tier, width)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from model.units import counted
+
 
 def devices(count: int) -> str:
     """A number of devices, in words."""
-    return f"{count} device{'' if count == 1 else 's'}"
+    return counted(count, "device")
 
 
 def are(free: int) -> str:

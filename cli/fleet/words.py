@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from model.units import counted
+
 if TYPE_CHECKING:
     from model.control import JobView
 
@@ -83,8 +85,3 @@ def clock(time: datetime) -> str:
 def ranks(view: JobView) -> str:
     """``4 ranks``; ``its own ranks`` of a script that starts them."""
     return "its own ranks" if view.pack == "node" else counted(view.ranks, "rank")
-
-
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """``1 node``, ``2 nodes``."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"

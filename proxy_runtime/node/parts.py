@@ -123,7 +123,8 @@ class Part:
     def look(self) -> PartStatus:
         """Asks the shim how it goes, and remembers it."""
         status = self.client.status()
-        self._progress = Progress(Step(max(0, status.step)), max(0, status.device_ms), status.loss)
+        step, device_ms = Step(max(0, status.step)), max(0, status.device_ms)
+        self._progress = Progress(step, device_ms, status.loss, status.sharing)
         return status
 
     def _aftermath(self) -> AttendResult:

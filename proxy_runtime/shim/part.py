@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from model.runtime import AttendResult, NodeParts
+from model.runtime import AttendResult, NodeParts, SharingIncidents
 from model.shape import Shape
 
 
@@ -71,6 +71,7 @@ class PartStatus(Shape):
         living: local ranks that have not ended.
         rank_pids, proxy_pids: host pids, by rank and by global device index.
         attached: every living rank has taken its channel: before that there is nothing of torch to cut.
+        sharing: what went wrong where ranks share a device; None for nothing.
         result: once the ranks have ended.
     """
 
@@ -84,6 +85,7 @@ class PartStatus(Shape):
     rank_pids: dict[int, int] = field(default_factory=dict[int, int])
     proxy_pids: dict[int, int] = field(default_factory=dict[int, int])
     attached: bool = False
+    sharing: SharingIncidents | None = None
     result: AttendResult | None = None
 
     @property

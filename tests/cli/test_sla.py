@@ -16,6 +16,7 @@ from model.control import Directive, JobNotice
 from model.ids import DeviceId, Epoch, EventId, Generation, JobId, Sequence, Step, TenantId
 from model.job_spec import Tier
 from model.job_state import JobPhase
+from scheduling.accounts import Admitted, Heard, rebuilt
 from tests.scheduling.builders import T0, Cluster, demand, node
 
 
@@ -224,6 +225,17 @@ def test_events_of_a_build_that_did_not_tell_what_was_asked_for_are_left_out_and
     life = Life("gpt", 2, "premium", T0)
     old = life.events[0].model_copy(update={"data": life.events[0].data.model_copy(update={"tier": None})})
     assert services_of_events([old], datetime.now(UTC)) == ([], 1)
+
+
+def test_hours_are_judged_by_what_was_asked_for_in_them():
+    """One device of four for two hours, then one of one, which is what a person has resized the job to."""
+    hour = 3600.0
+    words = [Heard(0.0, 0, 0.0, width=4), Admitted(0.0), Heard(0.0, 1, 0.0, width=4)]
+    given = rebuilt(TenantId("default"), Tier.STANDARD, words, 2 * hour)
+    assert (given.hours, given.below) == (2, 2)
+    words.append(Heard(2 * hour + 1, 1, 2 * hour + 1, width=1))
+    given = rebuilt(TenantId("default"), Tier.STANDARD, words, 4 * hour + 1)
+    assert (given.hours, given.below) == (4, 2)
 
 
 def test_what_is_lost_with_a_node_is_charged_to_us():

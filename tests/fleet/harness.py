@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 from temporalio.client import Client
+from temporalio.service import RPCError
 
 from events.consumer import EventReader, Once
 from events.types import Event
@@ -121,7 +122,17 @@ class LocalFleet:
         return self.until(there, f"{job} is {' or '.join(phases)}")  # type: ignore[return-value]
 
     def until_step(self, job: str, step: int) -> None:
-        self.until(lambda: self.step(job) >= step, f"{job} is at step {step}")
+        """Waits for a step, on however slow a machine, as long as steps or operations bring it nearer."""
+        while (at := self._standing(job))[0] < step:
+            assert not any(isinstance(what, JobPhase) and what.ended for what in at), f"{job} has ended before {step}"
+            self.until(lambda at=at: self._standing(job) != at, f"{job} is not at {at} any more, on its way to {step}")
+
+    def _standing(self, job: str) -> tuple[object, ...]:
+        try:
+            view = self.show(job)
+        except RPCError:  # the server may be the one that was killed
+            return (self.step(job),)
+        return self.step(job), view.phase, view.epoch
 
     def events(self, job: str) -> list[Event]:
         """All that were published, in the order of their ids, those that readers drop included."""

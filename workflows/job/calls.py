@@ -49,6 +49,7 @@ async def on_node(
     limit_s: float,
     attempts: int = 3,
     urgent: bool = False,
+    patient: bool = False,
     moot: Callable[[], bool] | None = None,
 ) -> T:
     """Calls a node.
@@ -63,6 +64,7 @@ async def on_node(
         limit_s: seconds for one attempt.
         attempts: how many.
         urgent: goes on even where the operation should give way: it puts something back in order.
+        patient: gives way only where the record has to be opened again, not to a cancellation.
         moot: says that the operation has no purpose any more, because the job does not run on.
 
     Raises:
@@ -86,7 +88,8 @@ async def on_node(
         ),
         summary=story,
     )
-    return await _outcome(job, handle, f"Node {node.name}, {activity.value}", node=node, urgent=urgent, moot=moot)
+    where, yields = f"Node {node.name}, {activity.value}", _only_to_reopening(job) if patient else None
+    return await _outcome(job, handle, where, node=node, urgent=urgent, gives_way=yields, moot=moot)
 
 
 async def control(
@@ -125,7 +128,7 @@ async def control(
     )
     where = f"Control activity {activity.value}"
     if patient:
-        return await _outcome(job, handle, where, gives_way=lambda: bool(job.reopen))
+        return await _outcome(job, handle, where, gives_way=_only_to_reopening(job))
     # What opens the record is how an interruption ends: it waits for its answer.
     return await _outcome(job, handle, where, urgent=activity is Activity.OPEN_JOB)
 
@@ -168,6 +171,10 @@ async def every(nodes: Sequence[NodeId], call: Callable[[NodeId], Awaitable[T]])
             return error
 
     return list(await asyncio.gather(*(one(node) for node in nodes)))
+
+
+def _only_to_reopening(job: Job) -> Callable[[], bool]:
+    return lambda: bool(job.reopen)
 
 
 async def _outcome(

@@ -181,7 +181,8 @@ def _learn(job: Job, whole: tuple[NodeParts, ...], written: list[CheckpointResul
 async def final(job: Job, nodes: tuple[NodeId, ...]) -> str:
     """Keeps the job directory as it is at the end, of nodes whose ranks have ended.
 
-    A store or a node that does not answer is asked again: the directory is what the job was run for.
+    A store or a node that does not answer is asked again: the directory is what the job was run for. A person who
+    cancels the job meanwhile does not throw it away, but it is not tried again.
 
     Returns:
         Why it could not be kept; empty where it was.
@@ -192,13 +193,16 @@ async def final(job: Job, nodes: tuple[NodeId, ...]) -> str:
     """
     if not nodes or job.state.placement is None:
         return "no node is left that has it"
-    until = workflow.now() + KEEPING
+    until, patient = workflow.now() + KEEPING, workflow.patched("late-cancel")
     while True:
         try:
-            return await _final(job, nodes)
+            return await _final(job, nodes, patient)
         except OperationFailed as error:
             if isinstance(error, Interrupted | Fenced) or gone(error):
                 raise
+            if patient and job.cancel:
+                job.unkept = error.message
+                raise Interrupted(job.cancel, code="job.interrupted") from error
             if error.code in (RuntimeCode.DAMAGED, RuntimeCode.UNSUITABLE) or workflow.now() >= until:
                 return error.message
             job.note("directory not kept yet", error.message)
@@ -210,20 +214,28 @@ def gone(error: OperationFailed) -> bool:
     return isinstance(error, NodeLost) or error.code == RuntimeCode.UNKNOWN
 
 
-async def _final(job: Job, nodes: tuple[NodeId, ...]) -> str:
+async def _final(job: Job, nodes: tuple[NodeId, ...], patient: bool) -> str:
     assert job.state.placement is not None
 
     async def write(node: NodeId) -> CheckpointResult:
         request = CheckpointInput(job.state.job, job.state.epoch, 0, "final", WRITE_S)
         story = f"keep the job directory of {node.name}"
         return await on_node(
-            job, Activity.CHECKPOINT, node, request, CheckpointResult, story=story, limit_s=WRITE_S, attempts=5
+            job,
+            Activity.CHECKPOINT,
+            node,
+            request,
+            CheckpointResult,
+            story=story,
+            limit_s=WRITE_S,
+            attempts=5,
+            patient=patient,
         )
 
     written = await each(nodes, write)
     whole = tuple(result.parts for result in written if result.parts is not None)
     first = first_node(job.state.placement)
-    commit = await _commit(job, first if first in nodes else nodes[0], 0, "final", whole)
+    commit = await _commit(job, first if first in nodes else nodes[0], 0, "final", whole, patient=patient)
     if commit.checkpoint is None:
         return "the commit named no checkpoint"
     job.committed(
@@ -257,13 +269,21 @@ async def resume(job: Job, nodes: tuple[NodeId, ...], cut: int) -> None:
 
 
 async def _commit(
-    job: Job, node: NodeId, cut: int, kind: Literal["live", "full", "final"], whole: tuple[NodeParts, ...]
+    job: Job,
+    node: NodeId,
+    cut: int,
+    kind: Literal["live", "full", "final"],
+    whole: tuple[NodeParts, ...],
+    *,
+    patient: bool = False,
 ) -> CheckpointResult:
     request = CheckpointInput(
         job.state.job, job.state.epoch, cut, kind, COMMIT_S, commit=whole, parent=job.state.checkpoint
     )
     story = f"commit checkpoint on {node.name}" if kind != "final" else f"commit the job directory on {node.name}"
-    return await on_node(job, Activity.CHECKPOINT, node, request, CheckpointResult, story=story, limit_s=COMMIT_S)
+    return await on_node(
+        job, Activity.CHECKPOINT, node, request, CheckpointResult, story=story, limit_s=COMMIT_S, patient=patient
+    )
 
 
 def completed_nodes(job: Job) -> tuple[NodeId, ...]:

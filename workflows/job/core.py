@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -83,6 +83,7 @@ class Job:
         doing: the one that is under way.
         moving: the one to move or resize that the scheduler has not answered, or that is being carried out.
         doomed: why the job can never start; empty where it may.
+        unkept: why the directory of ranks that have ended could not be kept before a person cancelled the job.
         opened: this run of the workflow has its generation.
         cancel: why the job is to be cancelled; empty where it is not.
         reopen: why the record has to be opened again; empty where it has not.
@@ -103,6 +104,7 @@ class Job:
     reopen: str = ""
     opened: bool = False
     doomed: str = ""
+    unkept: str = ""
     renew: bool = False
     attended_at: datetime | None = None
     dirty: bool = False
@@ -195,6 +197,9 @@ class Job:
             return
         state.checkpoint, state.checkpoint_nodes = view.id, self.nodes
         state.step = max(state.step, view.step)
+        last = state.transitions[-1] if state.transitions else None
+        if view.kind == "full" and last is not None and last.phase is state.phase:
+            state.transitions[-1] = replace(last, step=state.step)  # where it has been stopped for that phase
         data = CheckpointCommittedData(
             checkpoint=view.id,
             kind=view.kind,

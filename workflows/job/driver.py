@@ -13,6 +13,7 @@ from model.control import Directive
 from model.job_state import JobPhase
 from model.requests import OperationResult
 from model.runtime import Outcome, RuntimeCode
+from model.units import counted
 from workflows.job import checkpoint, finish, parts, recover, start
 from workflows.job.core import Job, Request
 from workflows.job.errors import Fenced, Interrupted, NodeLost, OperationFailed
@@ -82,6 +83,13 @@ def _completed(job: Job) -> bool:
     return bool(job.parts) and len(parts.ended(job, Outcome.COMPLETED)) == len(job.parts)
 
 
+def _too_late(job: Job) -> bool:
+    """Whether all that is left to cancel are the files of ranks that have ended by themselves: these are kept."""
+    if job.unkept or job.state.phase is not JobPhase.RUNNING or parts.trouble(job) is not None:
+        return False
+    return (_completed(job) or bool(parts.ended(job, Outcome.FAILED))) and workflow.patched("late-cancel")
+
+
 def _checkpoint_due(job: Job) -> datetime | None:
     return job.state.checkpoint_due if job.state.phase is JobPhase.RUNNING else None
 
@@ -90,7 +98,7 @@ async def _next(job: Job) -> None:
     now = workflow.now()
     if job.reopen:
         await recover.reopen(job)
-    elif job.cancel:
+    elif job.cancel and not _too_late(job):
         await finish.cancel(job)
     elif job.doomed:
         await finish.fail(job, job.doomed, keep=False)
@@ -299,7 +307,7 @@ def _moved(job: Job, request: Request | None, error: OperationFailed | None) -> 
     job.moving, job.state.move = None, None
     job.dirty = True
     if error is None:
-        done = f"It runs on {job.width} devices." if request.width else "It runs at its new place."
+        done = f"It runs on {counted(job.width, 'device')}." if request.width else "It runs at its new place."
         request.result = OperationResult(job.state.phase, done, job.state.checkpoint)
     else:
         request.refused = error

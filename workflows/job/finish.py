@@ -74,6 +74,8 @@ async def cancel(job: Job) -> None:
     why = job.cancel
     await parts.end_epoch(job, why, grace_s=CANCEL_GRACE_S)
     account_parts(job)
+    if job.unkept:
+        why += f" Its ranks had ended by then; their directory could not be kept: {job.unkept}"
     _end(job, JobPhase.CANCELLED, why)
 
 

@@ -16,6 +16,7 @@ from model.ids import CheckpointId, NodeId
 from model.job_state import JobPhase
 from model.placement import Placement, check_placement
 from model.splicing import check_fit, check_width, placed
+from model.units import counted
 from workflows.job import checkpoint, parts, start
 from workflows.job.core import Job, Request, placement_of
 from workflows.job.errors import Fenced, OperationFailed
@@ -117,7 +118,7 @@ async def migrate(job: Job, directive: Directive) -> None:
         state.resizes += 1
         if job.moving is not None and directive.request == job.moving.id:
             state.asked_width = target.width
-        how = f"It goes on on {target.width} instead of {source.width} devices"
+        how = f"It goes on on {target.width} instead of {counted(source.width, 'device')}"
     else:
         state.moves += 1
         how = f"It goes on at {where}"
@@ -137,7 +138,7 @@ def _check(job: Job, source: Placement, directive: Directive) -> None:
         raise OperationFailed(str(error), code=error.code) from error
     if directive.action == "resize":
         if source.width == len(directive.devices):
-            raise OperationFailed(f"The job runs on {source.width} devices already.", code="job.same-width")
+            raise OperationFailed(f"The job runs on {counted(source.width, 'device')} already.", code="job.same-width")
     elif source.devices == directive.devices:
         raise OperationFailed("The job is there already.", code="job.same-device")
 

@@ -13,7 +13,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from events.envelope import from_json, to_json
-from events.types import CheckpointCommittedData, DecisionData, JobPhaseChangedData
+from events.types import CheckpointCommittedData, DecisionData, JobPhaseChangedData, SharingIncidentData
 from model.errors import ModelError
 from model.ids import Epoch, EventId, Generation, JobId, Sequence, TenantId
 from workflows.job.state import Outbox
@@ -30,6 +30,7 @@ _TYPES: dict[type[BaseModel], str] = {
     JobPhaseChangedData: "ergosphere.job.phase-changed.v1",
     CheckpointCommittedData: "ergosphere.checkpoint.committed.v1",
     DecisionData: "ergosphere.decision.made.v1",
+    SharingIncidentData: "ergosphere.sharing.incident.v1",
 }
 
 

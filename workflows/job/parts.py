@@ -14,7 +14,8 @@ from temporalio.exceptions import ActivityError, CancelledError
 from model.ids import Epoch, NodeId
 from model.names import Activity, node_task_queue
 from model.placement import Placement
-from model.runtime import AttendInput, AttendResult, Outcome, RuntimeCode, StopInput, StopResult
+from model.runtime import AttendInput, AttendResult, Outcome, RuntimeCode, SharingNotice, StopInput, StopResult
+from workflows.job import sharing
 from workflows.job.calls import FINAL_CODES, FOREVER, HEARTBEAT_S, every, on_node
 from workflows.job.core import Job, Part
 from workflows.job.errors import NodeLost, OperationFailed, of_activity
@@ -66,7 +67,9 @@ async def _attend(job: Job, part: Part, request: AttendInput, story: str) -> Non
     if not handle.done():
         handle.cancel()
     try:
-        part.result = await handle
+        part.result = result = await handle
+        if (told := result.progress.sharing) is not None and not job.state.phase.ended:
+            sharing.noticed(job, SharingNotice(part.epoch, part.node, told))
     except ActivityError as error:
         if job.is_lost(part.node):
             part.error = NodeLost(part.node)

@@ -17,6 +17,7 @@ from model.ids import CheckpointId, Epoch, Generation, JobId, NodeId, Step
 from model.job_state import JobPhase
 from model.placement import Placement
 from model.requests import JobEnd
+from model.runtime import SharingNotice
 from model.shape import Shape
 from model.splicing import Parallelism
 
@@ -98,6 +99,7 @@ class JobState(_Carried):
         unstopped: those of them that have not answered; the next start tells them again.
         told: others know that there is a job.
         cleared: the jobs that it comes `after` have ended.
+        sharing: what nodes have told of incidents where ranks share a device, and is told, newest last.
         end: how the job has ended.
     """
 
@@ -148,6 +150,7 @@ class JobState(_Carried):
     exit_code: int | None = None
     failure: str = ""
     final: CheckpointId | None = None
+    sharing: list[SharingNotice] = field(default_factory=list[SharingNotice])
     end: JobEnd | None = None
     told: bool = False
     cleared: bool = False

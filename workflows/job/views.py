@@ -5,6 +5,7 @@ from __future__ import annotations
 from temporalio import workflow
 
 from model.control import JobView
+from model.units import counted
 from workflows.job.core import Job
 
 _SHOWN = 5
@@ -58,7 +59,7 @@ def details(job: Job) -> str:
     if placement is not None:
         rows.append(("placement", ", ".join(str(device) for device in placement.devices)))
         if placement.width < job.spec.world_size:
-            rows.append(("width", f"{placement.width} devices for {job.spec.world_size} ranks"))
+            rows.append(("width", f"{counted(placement.width, 'device')} for {job.spec.world_size} ranks"))
     rows += [
         ("step", str(state.step)),
         ("epoch", str(state.epoch)),

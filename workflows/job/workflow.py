@@ -27,8 +27,10 @@ from model.requests import (
     ResizeRequest,
     ResumeRequest,
 )
+from model.runtime import SharingNotice
 from model.splicing import check_width
-from workflows.job import driver, outbox, recover, telling
+from model.units import counted
+from workflows.job import driver, outbox, recover, sharing, telling
 from workflows.job.core import Job, Request, keep_last
 from workflows.job.state import KEPT_DECISIONS, KEPT_LOST, JobState, MoveRequest
 from workflows.job.views import details, view
@@ -152,6 +154,12 @@ class JobWorkflow:
         else:
             job.directives.append(directive)
 
+    @workflow.signal(name=Signal.SHARING.value, description="What a node says of ranks that share a device.")
+    def sharing(self, notice: SharingNotice) -> None:
+        """Tells incidents among them; what comes twice counts once."""
+        if not self._job.state.phase.ended:
+            sharing.noticed(self._job, notice)
+
     @workflow.signal(name=Signal.RENEW.value, description="Continue as new as soon as nothing is under way.")
     def renew(self) -> None:
         """An operator's tool, and a test's."""
@@ -248,7 +256,7 @@ class JobWorkflow:
         asked = Request("resize", wanted.reason, id=str(workflow.uuid4()), width=wanted.devices)
         job.requests.append(asked)
         await workflow.wait_condition(lambda: asked.over or job.moving is asked or job.state.phase.ended)
-        return await self._until_moved(asked, f"it goes on on {wanted.devices} devices", wait=wanted.wait)
+        return await self._until_moved(asked, f"it goes on on {counted(wanted.devices, 'device')}", wait=wanted.wait)
 
     @resize.validator
     def _may_resize(self, request: Any = None) -> None:
@@ -256,13 +264,15 @@ class JobWorkflow:
         self._not_ended()
         if spec.pack == "node":
             count = spec.world_size
-            raise _refusal(f"The job starts its own ranks: it has its {count} devices for life and cannot be resized.")
+            raise _refusal(
+                f"The job starts its own ranks: it has its {counted(count, 'device')} for life and cannot be resized."
+            )
         try:
             check_width(spec.world_size, width)
         except ModelError as error:
             raise _refusal(str(error), error.code) from error
         if not spec.min_width <= width <= spec.widest:
-            raise _refusal(f"By its specification the job runs on {spec.min_width} to {spec.widest} devices.")
+            raise _refusal(f"By its specification the job runs on {_between(spec.min_width, spec.widest)}.")
         self._running("resized")
         self._not_moving()
         for other in (*job.requests, job.doing):
@@ -271,7 +281,7 @@ class JobWorkflow:
         if job.operation:
             raise _refusal(f"The job is busy ({job.operation}): ask again when that is done.")
         if width == job.width:
-            raise _refusal(f"The job runs on {width} device{'s' if width > 1 else ''} already.")
+            raise _refusal(f"The job runs on {counted(width, 'device')} already.")
 
     @workflow.update(name=Update.CANCEL.value, description="End the job for good.")
     async def cancel(self, request: Any = None) -> OperationResult:
@@ -281,7 +291,10 @@ class JobWorkflow:
         self._job.cancel = asked.reason or "A person cancelled it."
         if asked.wait:
             await workflow.wait_condition(lambda: state.phase.ended)
-            return OperationResult(state.phase, f"The job is {state.phase}.", state.checkpoint)
+            said = f"The job is {state.phase}."
+            if state.phase is not JobPhase.CANCELLED:
+                said += f" Its ranks had ended by then{'; what they wrote is kept' if state.final else ''}."
+            return OperationResult(state.phase, said, state.checkpoint)
         return OperationResult(state.phase, "It is being cancelled.", state.checkpoint)
 
     @cancel.validator
@@ -331,7 +344,7 @@ class JobWorkflow:
     def _not_moving(self) -> None:
         asked, move = self._job.moving, self._job.state.move
         if move is not None:
-            what = f"run on {move.width} devices" if move.width else f"move to {move.to}"
+            what = f"run on {counted(move.width, 'device')}" if move.width else f"move to {move.to}"
             raise _refusal(f"The job is {'asked' if asked is not None else 'about'} to {what} already.")
 
     def _not_ended(self) -> None:
@@ -362,6 +375,10 @@ def _read(shape: type[T], request: Any) -> T:
 
 def _refusal(sentence: str, code: str = "job.refused") -> ApplicationError:
     return ApplicationError(sentence, type=code, non_retryable=True)
+
+
+def _between(least: int, most: int) -> str:
+    return counted(most, "device") if least == most else f"{least} to {most} devices"
 
 
 def _id_of(workflow_id: str) -> JobId:

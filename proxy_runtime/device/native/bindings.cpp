@@ -91,6 +91,7 @@ py::dict splice_dict(const splice::Counters& c) {
   result["lockstep_breaks"] = c.lockstep_breaks;
   result["verified"] = c.verified;
   result["mismatches"] = c.mismatches;
+  result["unshared"] = std::vector<std::string>(c.unshared.begin(), c.unshared.end());
   result["physical_bytes"] = c.physical_bytes;
   result["peak_bytes"] = c.peak_bytes;
   result["logical_bytes"] = c.logical_bytes;

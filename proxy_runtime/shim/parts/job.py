@@ -31,6 +31,7 @@ from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.part import Endpoint, Limits, PartStatus, Phase
 from proxy_runtime.shim.parts import exits
 from proxy_runtime.shim.parts.cuts import PartCuts
+from proxy_runtime.shim.parts.sharing import SharingWatch
 from proxy_runtime.shim.parts.stopwatch import Stopwatch
 from proxy_runtime.shim.restoring import Restoration
 from proxy_runtime.shim.spec import NodePart, RunError, RunSpec
@@ -62,6 +63,7 @@ class PartJob:
         self.delivered = Stopwatch()
         self.generation: Generation | None = None
         self.cuts = PartCuts(self, limits or Limits())
+        self._sharing = SharingWatch()
         self._phase = Phase.NEW
         self._zygote: Zygote | None = None
         self._endpoints: tuple[Endpoint, ...] = ()
@@ -215,12 +217,14 @@ class PartJob:
             if rank.ring is not None:
                 rank.ring.mark_proxy_gone()
         generation.terminate_ranks(TERMINATE_GRACE_S)
+        self._sharing.look(generation, now=True)
         found = tuple(exits.describe(generation.layout, rank, exit) for rank, exit in ended if exit is not None)
         self._conclude(AttendResult(outcome, self.progress(), found))
 
     def _finish(self, outcome: Outcome, ranks: Sequence[Rank]) -> None:
-        layout = self._live_generation().layout
-        found = [exits.describe(layout, rank.rank, rank.exit) for rank in ranks if rank.exit is not None]
+        generation = self._live_generation()
+        self._sharing.look(generation, now=True)
+        found = [exits.describe(generation.layout, rank.rank, rank.exit) for rank in ranks if rank.exit is not None]
         self._conclude(AttendResult(outcome, self.progress(), tuple(found)))
 
     def _conclude(self, result: AttendResult) -> None:
@@ -266,11 +270,17 @@ class PartJob:
         """Step and device time."""
         generation = self.generation
         step = min(generation.step()) if generation is not None else 0
-        return Progress(Step(step), int(self.delivered.ms * len(self.part.local_devices)))
+        device_ms = int(self.delivered.ms * len(self.part.local_devices))
+        return Progress(Step(step), device_ms, sharing=self._sharing.found)
 
     def status(self) -> PartStatus:
         """See `PartClient.status`."""
-        generation, progress = self.generation, self.progress()
+        generation = self.generation
+        if generation is not None and self._phase is Phase.RUNNING and self._result is None:
+            with self.try_operation() as free:  # a proxy that is stopping for a cut is left alone
+                if free:
+                    self._sharing.look(generation)
+        progress = self.progress()
         ranks = generation.ranks if generation is not None else []
         living = [rank for rank in ranks if rank.alive]
         over = self._result is not None and self._phase is Phase.RUNNING
@@ -284,6 +294,7 @@ class PartJob:
             rank_pids={rank.rank: rank.container.rank_pid for rank in living if rank.container is not None},
             proxy_pids={device: proxy.pid for device, proxy in generation.proxies.items()} if generation else {},
             attached=bool(ranks) and all(rank.attached for rank in ranks),
+            sharing=progress.sharing,
             result=self._result,
         )
 

@@ -33,6 +33,7 @@ from model.runtime import (
     RestoreInput,
     RestoreResult,
     RuntimeCode,
+    SharingIncidents,
     StopInput,
     StopResult,
     TransferInput,
@@ -111,6 +112,11 @@ class FakePart:
     stopped: bool = False
     paused_by_restore: bool = False
     exits: tuple[RankExit, ...] = ()
+    sharing: SharingIncidents | None = None
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(Step(self.step), self.step * 10, sharing=self.sharing)
 
     def end(self, outcome: Outcome, code: int = 0) -> None:
         self.exits = tuple(RankExit(rank, exit_code=code, last_words="the end") for rank in self.ranks)
@@ -154,9 +160,9 @@ class FakeNode:
         while part.outcome is None:
             if not part.held:
                 part.step += 1
-            report(Progress(Step(part.step), part.step * 10))
+            report(part.progress)
             threading.Event().wait(TICK_S)
-        return AttendResult(part.outcome, Progress(Step(part.step), part.step * 10), part.exits)
+        return AttendResult(part.outcome, part.progress, part.exits)
 
     def barrier(self, request: BarrierInput) -> BarrierResult:
         self._meet(request.job, request.epoch, "barrier", f"barrier.{request.phase}")

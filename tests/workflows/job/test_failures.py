@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError, WorkflowUpdateStage
 
@@ -139,7 +141,27 @@ async def test_a_job_that_is_cancelled_before_its_directory_is_kept_is_not_compl
     await job.end(Outcome.COMPLETED)
     await until(lambda: fleet.troubles.calls["checkpoint.write.final"], "it is tried")
     await job.workflow.execute_update(Update.CANCEL, CancelRequest(wait=True))
-    assert (await job.show()).phase is JobPhase.CANCELLED
+    view = await job.show()
+    assert view.phase is JobPhase.CANCELLED and view.final is None
+    assert "could not be kept: Node node-0, checkpoint" in view.transitions[-1].reason
+    job.check()
+
+
+@pytest.mark.parametrize(("outcome", "code", "phase"), [("COMPLETED", 0, "completed"), ("FAILED", 3, "failed")])
+async def test_what_ranks_that_have_ended_wrote_is_kept_though_the_job_is_cancelled(
+    fleet: Fleet, outcome: str, code: int, phase: str
+) -> None:
+    job = await fleet.submit()
+    await job.run_on(fleet.nodes[0].device(0))
+    hold = fleet.troubles.holds["checkpoint.write.final"] = threading.Event()
+    await job.end(Outcome[outcome], code)
+    await until(lambda: fleet.troubles.calls["checkpoint.write.final"], "it is being kept")
+    cancelled = await job.workflow.start_update(Update.CANCEL, {"wait": True}, wait_for_stage=_ACCEPTED)
+    hold.set()
+    assert (await cancelled.result())["message"] == (
+        f"The job is {phase}. Its ranks had ended by then; what they wrote is kept."
+    )
+    assert (await job.show()).final is not None
     job.check()
 
 

@@ -5,6 +5,8 @@
 #include <c10/util/flat_hash_map.h>
 
 #include <cstdint>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "value_number.hpp"
@@ -13,17 +15,18 @@ namespace ergo::device::splice {
 
 // What is counted per proxy. Bytes and counts of its whole life, but for the last three, which are now.
 struct Counters {
-  uint64_t executed = 0;         // operators that ran
-  uint64_t shared = 0;           // calls that needed no run: another rank's result was the same
-  uint64_t copies = 0;           // storages copied because a rank wrote to what others share
-  uint64_t copied_bytes = 0;     // in those
-  uint64_t merged_bytes = 0;     // of storages given up for an equal one
-  uint64_t timeouts = 0;         // waits for another rank that a time limit ended
-  uint64_t parks = 0;            // waits before a write, for ranks that were expected to write the same
-  uint64_t lockstep_runs = 0;    // times that all ranks of a group went on together
-  uint64_t lockstep_breaks = 0;  // times that they then did different things
-  uint64_t verified = 0;         // results that were computed twice and compared
-  uint64_t mismatches = 0;       // of those, different ones
+  uint64_t executed = 0;           // operators that ran
+  uint64_t shared = 0;             // calls that needed no run: another rank's result was the same
+  uint64_t copies = 0;             // storages copied because a rank wrote to what others share
+  uint64_t copied_bytes = 0;       // in those
+  uint64_t merged_bytes = 0;       // of storages given up for an equal one
+  uint64_t timeouts = 0;           // waits for another rank that a time limit ended
+  uint64_t parks = 0;              // waits before a write, for ranks that were expected to write the same
+  uint64_t lockstep_runs = 0;      // times that all ranks of a group went on together
+  uint64_t lockstep_breaks = 0;    // times that they then did different things
+  uint64_t verified = 0;           // results that were computed twice and compared
+  uint64_t mismatches = 0;         // of those, different ones
+  std::set<std::string> unshared;  // operators that are not shared any more because of those
   uint64_t physical_bytes = 0;
   uint64_t peak_bytes = 0;
   uint64_t logical_bytes = 0;

@@ -101,6 +101,7 @@ bool is_contiguous(const TensorMeta& t) {
 
 std::unique_ptr<OpFacts> read(const Template& t, const ValueNumber& identity) {
   auto facts = std::make_unique<OpFacts>();
+  facts->name = t.name;
   facts->identity = identity;
   const c10::FunctionSchema& schema = t.op.schema();
   const std::string& name = schema.name();

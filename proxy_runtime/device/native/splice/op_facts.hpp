@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -17,6 +18,7 @@ struct OpFacts {
   // schema (batch norm's running statistics) is found by what it does.
   static constexpr uint32_t kChecked = 2;
 
+  std::string name;                // the operator's
   ValueNumber identity;            // operator and key, without the number that the rank gives its flags
   std::vector<uint32_t> written;   // handles by their place in the call, ascending
   std::vector<bool> is_written;    // per place

@@ -357,6 +357,7 @@ void Splicer::place_number(Member& m, uint64_t handle, const ValueNumber& value,
         if (!equal_bytes(backend_, storage.storage, same->storage)) {
           counters_.mismatches++;
           m.call.facts->shareable = false;
+          counters_.unshared.insert(m.call.facts->name);
           ledger_.forget(storage);
           storage.value = fresh_number();
           return;

@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 mode = sys.argv[1]
+steps = int(sys.argv[2]) if sys.argv[2:] else 6
+hurry = pathlib.Path(sys.argv[3]) if sys.argv[3:] else None  # half a second a step until this file is there
 dist.init_process_group("nccl")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(3)
@@ -33,26 +35,26 @@ elif mode == "tp":
     mesh = init_device_mesh("cuda", (world,))
     stage = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 elif mode == "pp":
-    stage = model[:2] if rank == 0 else model[2:]
+    stage = model[2:] if rank % 2 else model[:2]  # of two ranks each
 optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-2, foreach=mode != "tp")
 data = torch.Generator().manual_seed(0 if mode in ("tp", "pp") else rank)
 losses = []
-for _ in range(6):
+for _ in range(steps):
     x, y = torch.randn(8, 32, generator=data).cuda(), torch.randint(0, 8, (8,), generator=data).cuda()
-    if mode == "pp" and rank == 0:
+    if mode == "pp" and rank % 2 == 0:
         hidden = stage(x)
-        dist.send(hidden.detach(), 1)
+        dist.send(hidden.detach(), rank + 1)
         gradient = torch.empty_like(hidden)
-        dist.recv(gradient, 1)
+        dist.recv(gradient, rank + 1)
         hidden.backward(gradient)
     elif mode == "pp":
         hidden = torch.empty(8, 64, device="cuda")
-        dist.recv(hidden, 0)
+        dist.recv(hidden, rank - 1)
         hidden.requires_grad_()
         loss = nn.functional.cross_entropy(stage(hidden), y)
         loss.backward()
         assert hidden.grad is not None
-        dist.send(hidden.grad, 0)
+        dist.send(hidden.grad, rank - 1)
         losses.append(loss.detach())
     else:
         loss = nn.functional.cross_entropy(stage(x), y)
@@ -62,6 +64,8 @@ for _ in range(6):
         nn.utils.clip_grad_norm_(stage.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
+    if hurry is not None and not hurry.exists():
+        time.sleep(0.5)
 
 
 def digest(tensors) -> str:

@@ -39,6 +39,7 @@ parser.add_argument("--extra", action="store_true", help="rank 0 does more than 
 parser.add_argument("--host-wait", action="store_true", help="a rank's host waits for another's, by a file")
 parser.add_argument("--no-buffers", action="store_true", help="batch norm's statistics are each rank's own")
 parser.add_argument("--pause", type=float, default=0.0, help="seconds of the host per step")
+parser.add_argument("--pause-until", type=pathlib.Path, default="never", help="no pauses once this file is there")
 args = parser.parse_args()
 
 
@@ -187,7 +188,7 @@ for step in range(args.steps):
         for a, p in zip(average, parameters, strict=True):
             a.lerp_(p.detach(), 0.1)
     losses.append(loss.detach())
-    if args.pause:
+    if args.pause and not args.pause_until.exists():
         time.sleep(args.pause)
 torch.cuda.synchronize()
 state = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
