@@ -16,12 +16,15 @@ from model.errors import ModelError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from scheduling.simulator.clusters import Clusters
     from scheduling.simulator.experiment import Experiment, Report, Workload
     from scheduling.simulator.formats import Columns, TimeUnit
     from scheduling.simulator.measures import Measures
     from scheduling.simulator.tiers import TierShares
+    from scheduling.simulator.workload import Costs
 
 _POLICIES = "ours,fifo,backfill,las,srtf,restart"
+_MOVING = "ours,region,fleet"
 _DAY_S = 86_400.0
 _SPOT_LEASE_S = 12 * 3600.0
 _SYNTHETIC_JOBS = 10_000
@@ -50,17 +53,34 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    nodes: Annotated[int, typer.Option(min=1, max=1_000_000, help="Nodes of the fleet.", show_default=False)],
     files: Annotated[
         list[Path] | None,
         typer.Argument(metavar="FILE", help="Job logs: CSV, plain or gzip. Several are one log.", show_default=False),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Nodes of the fleet.", show_default=False)
+    ] = None,
+    clusters: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N.../N,N...",
+            help="In place of --nodes: the nodes of each of several clusters, regions apart by a slash.",
+            show_default=False,
+        ),
     ] = None,
     devices_per_node: Annotated[int, typer.Option(min=1, max=1024, help="Devices of each node.")] = 8,
     tiers: Annotated[
         str, typer.Option(metavar="P,S,B", help="Percent premium, standard and basic, of jobs whose log has no tier.")
     ] = "20,40,40",
     seed: Annotated[int, typer.Option(help="Of tiers, failures and made-up jobs.")] = 0,
-    policies: Annotated[str, typer.Option(metavar="NAMES", help="Which to run, in which order.")] = _POLICIES,
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Which to run, in which order.",
+            show_default=f"{_POLICIES}; with --clusters {_MOVING}",
+        ),
+    ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
@@ -97,6 +117,13 @@ def simulate(
         ),
     ] = None,
     resize_seconds: Annotated[float, typer.Option(min=0, max=_DAY_S, help="What a resize or move takes.")] = 30.0,
+    transfer_seconds: Annotated[
+        str,
+        typer.Option(
+            metavar="CLUSTER,REGION",
+            help="With --clusters: until a checkpoint is in another cluster, or another region.",
+        ),
+    ] = "60,600",
     mtbf: Annotated[
         float | None,
         typer.Option(
@@ -108,8 +135,27 @@ def simulate(
         ),
     ] = None,
     spot: Annotated[
-        int, typer.Option(min=0, metavar="N", help="So many of the nodes are leased, and come and go.")
+        int,
+        typer.Option(min=0, metavar="N", help="So many of the nodes (of each cluster) are leased, and come and go."),
     ] = 0,
+    lose: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LEVEL:FROM-TO",
+            help="With --clusters: a region or the fleet is lost between these hours; again for more.",
+            show_default=False,
+        ),
+    ] = None,
+    level_mtbf: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            max=1e6,
+            metavar="DAYS",
+            help="With --clusters: each region, and the fleet, is lost once in so many days, for 4 h; else never.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     page: Annotated[
         Path | None, typer.Option("--html", metavar="OUT", help="Write a page with charts, too.", show_default=False)
@@ -119,18 +165,30 @@ def simulate(
 
     ours is the policy that a fleet runs, unchanged. fifo, backfill, las and srtf are what the literature compares with
     (srtf knows how long jobs will take); restart is ours as schedulers that kill have it: no preemption, move or resize
-    but by going back to an hourly checkpoint.
+    but by going back to an hourly checkpoint. With --clusters each cluster has a scheduler of its own; region and fleet
+    are ours with moves of jobs between the clusters of a region, and between regions.
 
     Known logs are found by their header; your own needs --columns. Lines that cannot be used are counted and left out.
     """
-    shares, known, unit, names = _usage(tiers, columns, time_unit, policies)
+    if policies is None:
+        policies = _POLICIES if clusters is None else _MOVING if "/" in clusters else _MOVING.rpartition(",")[0]
+    shares, known, unit, names = _usage(tiers, columns, time_unit, policies, clusters)
     _check_source(
         files or [], synthetic, {"--jobs": jobs}, {"--limit": limit, "--columns": columns, "--time-unit": unit}
     )
-    if spot > nodes:
+    if (nodes is None) == (clusters is None):
+        raise typer.BadParameter("Give either --nodes or --clusters.")
+    if nodes is not None and spot > nodes:
         raise typer.BadParameter(f"{spot} leased nodes are more than the {nodes} of the fleet.", param_hint="--spot")
     if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
         raise typer.BadParameter(f"{page} is no place for a file.", param_hint="--html")
+    parts = None
+    if clusters is not None:
+        parts = _clusters(clusters, devices_per_node, spot, files or [], lose or [], level_mtbf)
+        nodes, spot = sum(one.fleet.nodes for one in parts.members), spot * len(parts.members)
+    elif lose or level_mtbf is not None:
+        raise typer.BadParameter("Only with --clusters is there a level that could be lost.")
+    assert nodes is not None
     size = nodes * devices_per_node
     if synthetic is not None:
         work = _made_up(
@@ -140,7 +198,8 @@ def simulate(
         work = _read(files or [], known, unit, limit, shares, seed)
         if load is not None:
             work = work.at_load(size, load)
-    experiment = _experiment(work, nodes, devices_per_node, spot, resize_seconds, mtbf, seed)
+    costs = _costs(resize_seconds, transfer_seconds)
+    experiment = _experiment(work, nodes, devices_per_node, spot, costs, mtbf, seed, parts)
     _warn(experiment)
     report = experiment.report(_run(experiment, names))
     if as_json:
@@ -154,19 +213,22 @@ def simulate(
 
 
 def _usage(
-    tiers: str, columns: str | None, unit: Unit | None, policies: str
+    tiers: str, columns: str | None, unit: Unit | None, policies: str, clusters: str | None
 ) -> tuple[TierShares, Columns | None, TimeUnit | None, list[str]]:
     """What options say that are more than a word or a number."""
     from scheduling.simulator.formats import Columns, TimeUnit
-    from scheduling.simulator.policies import POLICIES
+    from scheduling.simulator.policies import MOVING, POLICIES
     from scheduling.simulator.tiers import TierShares
 
     shares = _parsed("--tiers", lambda: TierShares.parse(tiers))
     known = None if columns is None else _parsed("--columns", lambda: Columns.parse(columns))
     names = [name.strip() for name in policies.split(",")]
+    allowed = list(POLICIES) if clusters is None else [*POLICIES, *MOVING]
     for name in names:
-        if name not in POLICIES:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(POLICIES)}.", param_hint="--policies")
+        if name in MOVING and clusters is None:
+            raise typer.BadParameter(f"{name} moves jobs between clusters: give --clusters.", param_hint="--policies")
+        if name not in allowed:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(allowed)}.", param_hint="--policies")
         if names.count(name) > 1:
             raise typer.BadParameter(f"{name} is there twice, and would give the same twice.", param_hint="--policies")
     return shares, known, None if unit is None else TimeUnit(unit.value), names
@@ -231,27 +293,59 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
+def _clusters(
+    text: str, devices_per_node: int, spot: int, files: Sequence[Path], lose: Sequence[str], mtbf: float | None
+) -> Clusters:
+    from scheduling.simulator.clusters import Clusters, parse_clusters, parse_outages
+
+    names = [path.name.partition(".")[0] for path in files]
+    members = _parsed("--clusters", lambda: parse_clusters(text, devices_per_node, spot, names))
+    outages = _parsed("--lose", lambda: parse_outages(lose))
+    return _parsed("--lose", lambda: Clusters(members, outages, 0.0 if mtbf is None else mtbf * _DAY_S))
+
+
+def _costs(resize_s: float, transfers: str) -> Costs:
+    from scheduling.simulator.workload import Costs
+
+    option = "--transfer-seconds"
+    try:
+        between = [float(part) for part in transfers.split(",")]
+    except ValueError:
+        between = []
+    if len(between) != 2 or not all(0 <= seconds <= _DAY_S for seconds in between):
+        raise typer.BadParameter(f"{transfers!r} is not two numbers of seconds, up to a day.", param_hint=option)
+    return Costs(resize_s=resize_s, between_clusters_s=between[0], between_regions_s=between[1])
+
+
 def _experiment(
-    work: Workload, nodes: int, devices_per_node: int, spot: int, resize_s: float, mtbf: float | None, seed: int
+    work: Workload,
+    nodes: int,
+    devices_per_node: int,
+    spot: int,
+    costs: Costs,
+    mtbf: float | None,
+    seed: int,
+    clusters: Clusters | None,
 ) -> Experiment:
     from scheduling.simulator.experiment import Experiment
-    from scheduling.simulator.workload import Costs, Failures, FleetShape
+    from scheduling.simulator.workload import Failures, FleetShape
 
     failures = Failures(
         seed=seed, node_mtbf_s=0.0 if mtbf is None else mtbf * _DAY_S, spot_lease_s=_SPOT_LEASE_S if spot else 0.0
     )
     fleet = FleetShape(nodes, devices_per_node, spot_nodes=spot)
-    return Experiment(work, fleet, Costs(resize_s=resize_s), failures, seed)
+    return Experiment(work, fleet, costs, failures, seed, clusters)
 
 
 def _warn(experiment: Experiment) -> None:
     from model.units import counted
 
     devices, work = experiment.fleet.devices, experiment.workload
+    who = "the fleet" if experiment.clusters is None else "the largest cluster"
     if large := len(work.jobs) - len(experiment.jobs):
         most = max(job.devices for job in work.jobs)
         say(
-            f"{counted(large, 'job')} asked for more than the {devices:,} devices of the fleet, up to {most:,}, "
+            f"{counted(large, 'job')} asked for more than the {experiment.largest:,} devices of {who}, up to {most:,}, "
             f"and {_are(large)} left out"
         )
     if not experiment.jobs:

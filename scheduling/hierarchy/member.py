@@ -30,13 +30,19 @@ class Passport:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A message to a member: ``bid``, ``release`` or ``adopt``. `member` may be a path: its first part gets it."""
+    """A message to a member: ``bid``, ``release`` or ``adopt``.
+
+    Attributes:
+        member: whom it is for; where that is a path, its first part gets it.
+        level: who says it: each level numbers its messages by itself.
+    """
 
     kind: str
     member: str
     number: int
     ask: Ask
     passport: Passport | None = None
+    level: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +81,13 @@ class Desk:
     def __init__(self, book: Book) -> None:
         self.book = book
         self.leaving: dict[str, float] = {}
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[tuple[str, int], Answer] = {}
 
     def answer(self, order: Order, now: float) -> Answer:
         """Does what the level above says. One that runs is only told to stop (the shell sees it in `leaving`): it is
         given up when the level asks again.
         """
-        known = self._answers.get(order.number)
+        known = self._answers.get((order.level, order.number))
         if known is not None:
             return known
         name = order.ask.id
@@ -90,7 +96,7 @@ class Desk:
         if order.kind == "adopt":
             assert order.passport is not None
             self._adopt(order.passport, now)
-            return self._keep(Answer(order.number, True))
+            return self._keep(order, Answer(order.number, True))
         job = self.book.jobs.get(name)
         if job is not None and job.state is State.RUNNING and job.rank >= LENT and name not in self.leaving:
             self.book.stop(job, now)
@@ -99,7 +105,7 @@ class Desk:
         if name in self.leaving and job is not None and job.state is State.STOPPING:
             return Answer(order.number, True)
         passport = self._release(name, now)
-        return self._keep(Answer(order.number, passport is not None, passport))
+        return self._keep(order, Answer(order.number, passport is not None, passport))
 
     def let_go(self, now: float) -> None:
         """Jobs that were stopped for a level that then fell silent go on here."""
@@ -109,8 +115,8 @@ class Desk:
                 if name in self.book.jobs:
                     self.book.hold(self.book.jobs[name], False, now)
 
-    def _keep(self, answer: Answer) -> Answer:
-        self._answers[answer.number] = answer
+    def _keep(self, order: Order, answer: Answer) -> Answer:
+        self._answers[order.level, order.number] = answer
         if len(self._answers) > REMEMBERED:
             del self._answers[next(iter(self._answers))]
         return answer

@@ -74,11 +74,12 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class LevelState:
-    """All that a level must not forget. `rested`: until when jobs are left alone."""
+    """All that a level must not forget. `rested`: until when jobs are left alone; `name`: its own."""
 
     moves: Mapping[str, Move] = field(default_factory=dict[str, Move])
     rested: Mapping[str, float] = field(default_factory=dict[str, float])
     numbers: int = 0
+    name: str = ""
 
 
 def decide(
@@ -134,11 +135,11 @@ class _Round:
         self.members = {member.name: member for member in known if now - member.at <= settings.stale_s}
         self.moves = dict(state.moves)
         self.rested = {name: until for name, until in state.rested.items() if until > now}
-        self.numbers = state.numbers
+        self.numbers, self.name = state.numbers, state.name
         self.orders: list[Order] = []
 
     def result(self) -> tuple[LevelState, tuple[Order, ...]]:
-        return LevelState(self.moves, self.rested, self.numbers), tuple(self.orders)
+        return LevelState(self.moves, self.rested, self.numbers, self.name), tuple(self.orders)
 
     def hear(self, answer: Answer) -> None:
         """Goes on with a move. What answers an older question changes nothing, unless it brings a job."""
@@ -214,7 +215,7 @@ class _Round:
     def send(self, move: Move) -> None:
         kind = ("bid", "release", "adopt")[move.phase]
         member = move.candidate.home if move.phase is Phase.LEAVING else move.target
-        self.orders.append(Order(kind, member, move.number, move.candidate.ask, move.passport))
+        self.orders.append(Order(kind, member, move.number, move.candidate.ask, move.passport, self.name))
 
     def end(self, move: Move) -> None:
         self.moves.pop(move.candidate.ask.id, None)

@@ -84,6 +84,18 @@ def summarise(book: Book, name: str, now: float) -> Summary:
     return Summary(name, now, pools, tuple(named))
 
 
+def ripe(book: Book, now: float, waits_s: float, narrow_s: float) -> bool:
+    """Whether a cluster has a job that may move and has waited, or been too narrow, for so long (s)."""
+    if not book.waiting.count and not any(narrow and narrow[-1][0] >= LENT for narrow in book.narrow.values()):
+        return False
+    return any(
+        now - (job.waits_since if job.state is State.WAITING else job.changed)
+        >= (waits_s if job.state is State.WAITING else narrow_s)
+        for job in book.jobs.values()
+        if _movable(job)
+    )
+
+
 def merge(name: str, members: Iterable[Summary], now: float) -> Summary:
     """What a level tells of itself to the one above: the sums of its members, and their jobs that wait longest."""
     pools: dict[str, PoolSummary] = {}

@@ -111,6 +111,48 @@ def drawings(policies: Sequence[Measures]) -> Iterator[Drawing]:
             tooltip=["policy:N", "times:N", alt.Tooltip("share:Q", format=".2%")],
         ),
     )
+    clusters = [cluster.cluster for cluster in policies[0].clusters] if policies else []
+    if clusters:
+        yield Drawing(
+            "Waiting time by cluster",
+            "Mean, from submission to the first device, of the jobs submitted to a cluster, wherever they ran.",
+            chart(
+                [
+                    {"policy": one.policy, "cluster": of.cluster, "hours": of.waiting.mean_s / 3600}
+                    for one in policies
+                    for of in one.clusters
+                    if of.waiting.mean_s is not None
+                ],
+                "bar",
+                x=alt.X("cluster:N", sort=clusters, title="submitted to"),
+                xOffset=side_by_side,
+                y=alt.Y("hours:Q", title="hours"),
+                tooltip=["policy:N", "cluster:N", alt.Tooltip("hours:Q", format=".2f")],
+            ),
+        )
+        yield Drawing(
+            "Job-hours below level by cluster",
+            "Of guaranteed jobs that were submitted to a cluster, wherever they ran, counted from submission.",
+            chart(
+                [
+                    {"policy": one.policy, "cluster": of.cluster, "share": of.from_submission.missed}
+                    for one in policies
+                    for of in one.clusters
+                ],
+                "bar",
+                x=alt.X("cluster:N", sort=clusters, title="submitted to"),
+                xOffset=side_by_side,
+                y=alt.Y("share:Q", title="hours below level", axis=alt.Axis(format="%")),
+                tooltip=["policy:N", "cluster:N", alt.Tooltip("share:Q", format=".2%")],
+            ),
+        )
+    moving = [one for one in policies if one.moves_between_clusters]
+    if moving:
+        yield Drawing(
+            "Moves between clusters",
+            "How many jobs went on in another cluster: from the one on the left to the one below.",
+            _moves(alt, moving, clusters),
+        )
     yield Drawing(
         "Latency of decisions",
         "So many of a hundred decisions took at most so long, by the clock of the wall.",
@@ -152,6 +194,30 @@ def _fractions(alt: Any, policies: Sequence[Measures], colour: Any, faded: Any, 
     level = alt.Chart().mark_rule(strokeDash=[4, 3], color="#64748b").encode(y="mean(level):Q")
     panels = alt.layer(lines, level, data=alt.Data(values=values)).properties(width=0.3 * _WIDTH, height=_HEIGHT)
     return panels.facet(column=alt.Column("tier:N", sort=[tier.value for tier in Tier], title=None)).to_dict()
+
+
+def _moves(alt: Any, policies: Sequence[Measures], clusters: Sequence[str]) -> dict[str, Any]:
+    """A panel a policy, a square a pair of clusters."""
+    values = [
+        {"policy": one.policy, "from": origin, "to": target, "jobs": jobs}
+        for one in policies
+        for origin, target, jobs in one.moves_between_clusters
+    ]
+    axes = {
+        "x": alt.X("to:N", sort=clusters, title="to", scale=alt.Scale(domain=clusters)),
+        "y": alt.Y("from:N", sort=clusters, title="from", scale=alt.Scale(domain=clusters)),
+    }
+    squares = alt.Chart().mark_rect()
+    squares = squares.encode(
+        **axes,
+        color=alt.Color("jobs:Q", title="jobs", scale=alt.Scale(scheme="blues")),
+        tooltip=["policy:N", "from:N", "to:N", "jobs:Q"],
+    )
+    counts = alt.Chart().mark_text(fontSize=10).encode(**axes, text="jobs:Q")
+    side = max(120, 40 * len(clusters))
+    panels = alt.layer(squares, counts, data=alt.Data(values=values)).properties(width=side, height=side)
+    names = [one.policy for one in policies]
+    return panels.facet(column=alt.Column("policy:N", sort=names, title=None)).to_dict()
 
 
 def _colours(count: int) -> list[str]:

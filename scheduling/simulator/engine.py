@@ -56,7 +56,8 @@ class Running:
     """A job under way, as the world knows it: how much it still has to do."""
 
     __slots__ = (
-        "at", "done_s", "durable_s", "job", "meters", "out", "rate", "resumed_at", "stamp", "trace", "width",
+        "at", "done_s", "durable_s", "job", "meters", "out", "rate", "resumed_at", "stamp", "there_at", "trace",
+        "width",
     )  # fmt: skip
 
     def __init__(self, trace: TraceJob, job: Job, out: JobOutcome) -> None:
@@ -70,6 +71,7 @@ class Running:
         self.at = trace.submit_s
         self.resumed_at = 0.0
         self.stamp = 0
+        self.there_at = 0.0  # when the bytes of its checkpoint are where it is to go on
         level = LEVELS[job.ask.tier]
         self.meters = [Meter(trace.submit_s, job.ranks, level)] if job.guaranteed else []
 
@@ -84,10 +86,12 @@ class Run:
         policy: str,
         costs: Costs,
         failures: Failures,
-        seed: int,
+        seed: int | str,
         progress: Callable[[int], None] | None,
         settings: Settings | None,
+        home: str = "",
     ) -> None:
+        self.home = home
         self.costs, self.failures, self.fleet = costs, failures, fleet
         self.rng = random.Random(f"{seed}/{failures.seed}")
         self.kind = POLICIES[policy]
@@ -112,35 +116,51 @@ class Run:
     def run(self) -> Outcome:
         """Until every job has ended."""
         started = time.process_time()
-        clock = time.thread_time  # not wall: what else the machine does is no cost of a decision
-        out, book = self.out, self.book
         while self.left and self.events:
-            at = self.events[0][0]
-            if self.wake < at:
-                at = self.wake
-            self.integrate(at)
-            self.now = at
-            begun = clock()
-            while self.events and self.events[0][0] <= at:
-                heapq.heappop(self.events)[2]()
-            plan = self.policy.plan(at)
-            spent = clock() - begun
-            out.policy_cpu_s += spent
-            if plan.actions:
-                out.decisions += len(plan.actions)
-                out.decision_us.append(spent * 1e6 / len(plan.actions))
-                for action in plan.actions:
-                    self.act(action)
-            self.wake = plan.wake if plan.wake is not None else float("inf")
-            if self.wake <= at:
-                self.wake = at + 1e-3
-            if not self.events and self.wake == float("inf"):
-                break
-        out.span_s = self.now
-        out.cpu_s = time.process_time() - started
-        for job in book.jobs.values():
-            out.reasons[job.id] = standing(job, self.now)
-        return out
+            self.step(self.due())
+        self.out.cpu_s = time.process_time() - started
+        return self.close()
+
+    @property
+    def devices(self) -> int:
+        """Those of healthy nodes."""
+        return self.book.pools[POOL].devices
+
+    def due(self) -> float:
+        """When something happens next; infinite if nothing does."""
+        return min(self.events[0][0], self.wake) if self.events else self.wake
+
+    def step(self, at: float) -> None:
+        """What happens at a time, and what the policy makes of it."""
+        clock = time.thread_time  # not wall: what else the machine does is no cost of a decision
+        out = self.out
+        self.pass_by(at)
+        begun = clock()
+        while self.events and self.events[0][0] <= at:
+            heapq.heappop(self.events)[2]()
+        plan = self.policy.plan(at)
+        spent = clock() - begun
+        out.policy_cpu_s += spent
+        if plan.actions:
+            out.decisions += len(plan.actions)
+            out.decision_us.append(spent * 1e6 / len(plan.actions))
+            for action in plan.actions:
+                self.act(action)
+        self.wake = plan.wake if plan.wake is not None else float("inf")
+        if self.wake <= at:
+            self.wake = at + 1e-3
+
+    def pass_by(self, until: float) -> None:
+        """Time goes by in which nothing happens."""
+        self.integrate(until)
+        self.now = until
+
+    def close(self) -> Outcome:
+        """What came of it, when nothing more is to happen."""
+        self.out.span_s = self.now
+        for job in self.book.jobs.values():
+            self.out.reasons[job.id] = standing(job, self.now)
+        return self.out
 
     # -- the world ------------------------------------------------------------------------------------------------
 
@@ -172,7 +192,9 @@ class Run:
             trace.id, trace.devices, _TIERS[trace.tier], (POOL,), self.now, widths, trace.unit, trace.tenant
         )  # fmt: skip
         job = self.book.submit(ask, self.now)
-        out = JobOutcome(trace.id, trace.tier, trace.tenant, trace.devices, self.now, trace.duration_s)
+        out = JobOutcome(
+            trace.id, trace.tier, trace.tenant, trace.devices, self.now, trace.duration_s, home=self.home
+        )  # fmt: skip
         self.out.jobs.append(out)
         self.jobs[trace.id] = Running(trace, job, out)
         self.policy.arrived(job, trace.duration_s)
@@ -199,7 +221,7 @@ class Run:
         elif running.out.started_s is None:
             pause = self.costs.start_s
         elif not self.kind.kills:
-            pause = pause / 2
+            pause = pause / 2 + max(0.0, running.there_at - self.now)
         self.allocate(running, sum(action.places.values()))
         self.at(self.now + pause, lambda: self.run_on(running, stamp))
 
@@ -270,6 +292,30 @@ class Run:
             meter.advance(now, running.rate)
         running.done_s += running.rate / job.ranks * (now - running.at)
         running.at = now
+
+    # -- moves between clusters ---------------------------------------------------------------------------------------
+
+    def halt(self, name: str) -> None:
+        """A job was told to stop, so that it can go on in another cluster."""
+        running = self.jobs[name]
+        self.advance(running)
+        running.rate = 0
+        running.durable_s = running.done_s
+        stamp = self.stamp(running)
+        self.at(self.now + self.costs.resize_s / 2, lambda: self.stopped(running, stamp))
+
+    def depart(self, name: str) -> Running:
+        """A job that has no devices leaves."""
+        running = self.jobs.pop(name)
+        self.stamp(running)
+        self.left -= 1
+        return running
+
+    def arrive(self, running: Running) -> None:
+        """A job comes from another cluster; the book has it already."""
+        running.job = self.book.jobs[running.trace.id]
+        self.jobs[running.trace.id] = running
+        self.left += 1
 
     # -- what breaks ------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from model.errors import ModelError
+from scheduling.simulator.clusters import Clusters
+from scheduling.simulator.levels import simulate_clusters
 from scheduling.simulator.measures import Measures, measure
 from scheduling.simulator.outcome import Outcome
 from scheduling.simulator.synthetic import Kind, generate
@@ -135,6 +137,7 @@ class Settings:
     costs: Costs
     failures: Failures
     versions: dict[str, str]
+    clusters: Clusters | None = None
 
     def told(self) -> Iterator[tuple[str, str]]:
         """Every setting: its name, and what it is in words."""
@@ -145,7 +148,8 @@ class Settings:
         if self.cut_off:
             yield "cut off", f"{', '.join(self.cut_off)}: used up to where it can be read"
         if self.too_large:
-            yield "too large", f"{self.too_large:,} of the jobs, for asking for more devices than the fleet has"
+            who = "the fleet" if self.clusters is None else "any cluster"
+            yield "too large", f"{self.too_large:,} of the jobs, for asking for more devices than {who} has"
         yield "tiers", self.tiers
         load = "" if self.load is None else f", at a load of {self.load:.2f}"
         yield "submitted", f"within {self.span_s / 86_400:.1f} days{load}"
@@ -154,6 +158,8 @@ class Settings:
             "fleet",
             f"{fleet.nodes:,} nodes of {fleet.devices_per_node} devices, {fleet.nodes_per_rack} a rack{leased}",
         )
+        if self.clusters is not None:
+            yield from _told(self.clusters, costs)
         pauses = f"a resize or move {costs.resize_s:g} s, a start {costs.start_s:g} s"
         yield "costs", f"{pauses}, a checkpoint every {costs.checkpoint_every_s:g} s to go back to"
         every = f"of a node every {failures.node_mtbf_s / 86_400:g} days in the mean"
@@ -184,14 +190,35 @@ class Experiment:
     costs: Costs
     failures: Failures
     seed: int
+    clusters: Clusters | None = None
+    """What `fleet` is made of, where that is several clusters."""
+
+    @property
+    def largest(self) -> int:
+        """Devices that a job can have at most: a job stays within one cluster."""
+        return self.fleet.devices if self.clusters is None else self.clusters.largest
 
     @property
     def jobs(self) -> list[TraceJob]:
-        """Those that can run: the others ask for more devices than the fleet has, and are left out."""
-        return [job for job in self.workload.jobs if job.devices <= self.fleet.devices]
+        """Those that can run: the others ask for more devices than there are, and are left out."""
+        return [job for job in self.workload.jobs if job.devices <= self.largest]
 
     def run(self, policy: str, simulate: Simulate, progress: Callable[[int], None] | None = None) -> Measures:
         """Runs one policy; `progress` is told how many jobs have ended since it was told last."""
+        if self.clusters is not None:
+            jobs = self.jobs
+            homes = self.clusters.homes(jobs, len(self.workload.source))
+            outcome = simulate_clusters(
+                jobs,
+                homes,
+                self.clusters,
+                policy,
+                costs=self.costs,
+                failures=self.failures,
+                seed=self.seed,
+                progress=progress,
+            )
+            return measure(outcome)
         outcome = simulate(
             self.jobs,
             self.fleet,
@@ -223,8 +250,22 @@ class Experiment:
             costs=self.costs,
             failures=self.failures,
             versions=versions(),
+            clusters=self.clusters,
         )
         return Report(settings, tuple(measures))
+
+
+def _told(clusters: Clusters, costs: Costs) -> Iterator[tuple[str, str]]:
+    for region in clusters.regions:
+        members = [one for one in clusters.members if one.region == region]
+        yield region, ", ".join(f"{one.name} of {one.fleet.nodes:,} nodes" for one in members)
+    near, far = costs.between_clusters_s, costs.between_regions_s
+    yield "moves", f"a checkpoint is in another cluster after {near:g} s, in another region after {far:g} s"
+    for one in clusters.outages:
+        yield "lost", f"{one.level} from {one.begin_s / 3600:g} h to {one.end_s / 3600:g} h"
+    if clusters.level_mtbf_s:
+        every = f"each level every {clusters.level_mtbf_s / 86_400:g} days in the mean"
+        yield "lost by chance", f"{every}, for {clusters.level_away_s / 3600:g} h"
 
 
 @cache

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from model.job_spec import Tier
-from scheduling.simulator.measures import GUARANTEED, Measures, Service
+from scheduling.simulator.measures import GUARANTEED, LevelMeasures, Measures, Service
 
 NOTHING = "–"
+CLUSTERS_SHOWN = 12
+"""With more of them the table would have little else; all are in the JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ def rows(policies: Sequence[Measures]) -> Iterator[Row]:
     yield Row("Mean wait for the first device, by size")
     for size in dict.fromkeys(size.devices for one in policies for size in one.sizes):
         yield row(size, lambda one, size=size: _wait(one, size))
+    yield from _clusters(policies)
     yield Row("Use of the devices of healthy nodes")
     yield row("allocated", lambda one: percent(one.allocation))
     yield row("while another job waits", lambda one: percent(one.allocation_while_asked))
@@ -73,6 +76,42 @@ def rows(policies: Sequence[Measures]) -> Iterator[Row]:
     yield row("a decision, 99 of 100", lambda one: microseconds(one.decision_p99_us))
     yield row("processor time", lambda one: f"{one.cpu_s:.1f} s")
     yield row("  of the policy's rounds", lambda one: f"{one.policy_cpu_s:.1f} s")
+
+
+def _clusters(policies: Sequence[Measures]) -> Iterator[Row]:
+    """What moves between clusters buy, by the cluster to which jobs were submitted; all of few clusters."""
+    names = [one.cluster for one in policies[0].clusters] if policies else []
+    if not names:
+        return
+
+    def row(label: str, cell: Callable[[Measures], str]) -> Row:
+        return Row(label, tuple(cell(one) for one in policies))
+
+    yield Row("Moves between clusters")
+    for name in dict.fromkeys(level.level for one in policies for level in one.levels):
+        found = [next((level for level in one.levels if level.level == name), None) for one in policies]
+        yield _level_row(f"by {name}", found, lambda level: f"{level.moves:,}")
+        yield _level_row("  of jobs that had run", found, lambda level: f"{level.after_a_start:,}")
+        yield _level_row("  bids", found, lambda level: f"{level.bids:,}")
+        yield _level_row("    refused", found, lambda level: f"{level.refused:,}")
+        if any(level.away_s for level in found if level is not None):
+            yield _level_row("  lost for", found, lambda level: hours(level.away_s))
+    if len(names) > CLUSTERS_SHOWN:
+        return
+    at = {name: number for number, name in enumerate(names)}
+    yield Row("Mean wait for the first device, by cluster of submission")
+    for name, number in at.items():
+        yield row(name, lambda one, number=number: hours(one.clusters[number].waiting.mean_s))
+    yield Row("Guaranteed job-hours below level from submission, by cluster of submission")
+    for name, number in at.items():
+        yield row(name, lambda one, number=number: missed(one.clusters[number].from_submission))
+    yield Row("Mean completion time, by cluster of submission")
+    for name, number in at.items():
+        yield row(name, lambda one, number=number: hours(one.clusters[number].completion.mean_s))
+
+
+def _level_row(label: str, levels: Sequence[LevelMeasures | None], cell: Callable[[LevelMeasures], str]) -> Row:
+    return Row(label, tuple(NOTHING if level is None else cell(level) for level in levels))
 
 
 def missed(of: Service) -> str:

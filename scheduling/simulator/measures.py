@@ -98,6 +98,43 @@ class SizeMeasures:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterMeasures:
+    """The jobs that were submitted to a cluster, wherever they ran; `came` and `left`: how many jobs moved to and from
+    it.
+    """
+
+    cluster: str
+    jobs: int
+    waiting: Times
+    completion: Times
+    from_admission: Service
+    from_submission: Service
+    came: int
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class LevelMeasures:
+    """What a level above clusters did.
+
+    Attributes:
+        moves: how many jobs it moved; `after_a_start` of these had run before; `running` were stopped for it.
+        bids: how often it asked whether a job would start somewhere; `refused`: how often it would not.
+        on_the_way: from when a job was given up until another cluster had it.
+        away_s: for how long the level was lost.
+    """
+
+    level: str
+    moves: int
+    after_a_start: int
+    running: int
+    bids: int
+    refused: int
+    on_the_way: Times
+    away_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measures:
     """A policy on a trace.
 
@@ -112,6 +149,8 @@ class Measures:
         lost_device_hours: work that was lost and had to be done again; `overhead` the share of the device time given
             to jobs that was not their work: that and pauses (None: not all jobs ended).
         waiting_for: reasons of the jobs that still waited at the end, the most frequent ones, with how many jobs.
+        clusters, levels: empty where there is one cluster, or no level above it.
+        moves_between_clusters: (from, to, how many jobs).
     """
 
     policy: str
@@ -142,6 +181,9 @@ class Measures:
     cpu_s: float
     policy_cpu_s: float
     waiting_for: tuple[tuple[str, int], ...]
+    clusters: tuple[ClusterMeasures, ...] = ()
+    levels: tuple[LevelMeasures, ...] = ()
+    moves_between_clusters: tuple[tuple[str, str, int], ...] = ()
 
     def of(self, tier: Tier) -> TierMeasures:
         """The measures of one tier."""
@@ -183,6 +225,12 @@ def measure(outcome: Outcome) -> Measures:
         cpu_s=outcome.cpu_s,
         policy_cpu_s=outcome.policy_cpu_s,
         waiting_for=tuple(Counter(outcome.reasons.values()).most_common(10)),
+        clusters=tuple(_clusters(outcome)),
+        levels=tuple(_levels(outcome)),
+        moves_between_clusters=tuple(
+            (origin, target, count)
+            for (origin, target), count in sorted(Counter((move.origin, move.target) for move in outcome.moves).items())
+        ),
     )
 
 
@@ -238,6 +286,41 @@ def _sizes(jobs: Iterable[JobOutcome]) -> Iterable[SizeMeasures]:
         waits = [job.started_s - job.submit_s for job in members if job.started_s is not None]
         if members:
             yield SizeMeasures(label, len(members), len(members) - len(waits), Times.of(waits))
+
+
+def _clusters(outcome: Outcome) -> Iterable[ClusterMeasures]:
+    by_home: dict[str, list[JobOutcome]] = {}
+    for job in outcome.jobs:
+        by_home.setdefault(job.home, []).append(job)
+    came, left = Counter(move.target for move in outcome.moves), Counter(move.origin for move in outcome.moves)
+    for name in outcome.clusters:
+        jobs = by_home.get(name, [])
+        guaranteed = [job for job in jobs if job.tier in GUARANTEED]
+        yield ClusterMeasures(
+            cluster=name,
+            jobs=len(jobs),
+            waiting=Times.of(job.started_s - job.submit_s for job in jobs if job.started_s is not None),
+            completion=_completion(jobs),
+            from_admission=_from_admission(guaranteed),
+            from_submission=_from_submission(guaranteed),
+            came=came[name],
+            left=left[name],
+        )
+
+
+def _levels(outcome: Outcome) -> Iterable[LevelMeasures]:
+    for level, record in outcome.levels.items():
+        moves = [move for move in outcome.moves if move.level == level]
+        yield LevelMeasures(
+            level=level,
+            moves=len(moves),
+            after_a_start=sum(move.ran for move in moves),
+            running=sum(move.running for move in moves),
+            bids=record.bids,
+            refused=record.refused,
+            on_the_way=Times.of(move.came_s - move.left_s for move in moves),
+            away_s=record.away_s,
+        )
 
 
 def _overhead(outcome: Outcome) -> float | None:

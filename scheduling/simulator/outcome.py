@@ -45,11 +45,42 @@ class JobOutcome:
     short_below: int = 0
     """Last parts of hours from admission that missed the level by their own length, though not by what an hour allows;
     they are not in `below`. See `meter.Meter`."""
+    home: str = ""
+    """The cluster to which it was submitted."""
 
     @property
     def completion_s(self) -> float | None:
         """From submission to the end."""
         return None if self.ended_s is None else self.ended_s - self.submit_s
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMove:
+    """A job that went on in another cluster.
+
+    Attributes:
+        level: who moved it.
+        left_s: when it was given up; `came_s` when the other cluster had it.
+        ran: it had run before, so that its checkpoint came along; `running`: it was stopped for this.
+    """
+
+    job: str
+    level: str
+    origin: str
+    target: str
+    left_s: float
+    came_s: float
+    ran: bool
+    running: bool
+
+
+@dataclass(slots=True)
+class LevelRecord:
+    """A level's questions whether a job would start somewhere, how many were answered no, and how long it was lost."""
+
+    bids: int = 0
+    refused: int = 0
+    away_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -77,6 +108,10 @@ class Outcome:
     cpu_s: float = 0.0
     policy_cpu_s: float = 0.0
     reasons: dict[str, str] = field(default_factory=dict[str, str])
+    clusters: tuple[str, ...] = ()
+    """Their names, where there are several; `moves` between them; `levels` above them by name."""
+    levels: dict[str, LevelRecord] = field(default_factory=dict[str, LevelRecord])
+    moves: list[ClusterMove] = field(default_factory=list[ClusterMove])
     asked_busy_s: float = 0.0
     """Device-seconds given to jobs while another job waited; of `asked_healthy_s` that healthy nodes had then."""
     asked_healthy_s: float = 0.0

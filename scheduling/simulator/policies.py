@@ -90,3 +90,10 @@ POLICIES: dict[str, Kind] = {
     "las": Kind(LeastAttained, False, False, "least attained service first, in rounds of 300 s (Tiresias)"),
     "srtf": Kind(ShortestRemaining, False, False, "shortest remaining time first, durations known"),
 }
+
+REGION, FLEET = "region", "fleet"
+MOVING = {
+    REGION: "ours, and each region moves jobs between its clusters",
+    FLEET: "the same, and the fleet moves jobs between regions",
+}
+"""What can be compared besides where there are several clusters; every other policy has each cluster by itself."""

@@ -109,7 +109,8 @@ def read_traces(
         raise ModelError(f"{none} {', '.join(trace.files)}{used}.{first}{cut_off}", code="trace.empty")
     _check_clocks(with_jobs)
     ids = _Ids()
-    jobs = sorted((ids.own(one.job) for file in files for one in file.found), key=lambda job: job.submit_s)
+    found = (replace(ids.own(one.job), log=number) for number, file in enumerate(files) for one in file.found)
+    jobs = sorted(found, key=lambda job: job.submit_s)
     trace.renamed = ids.renamed
     begin = jobs[0].submit_s
     trace.jobs = [replace(job, submit_s=job.submit_s - begin) for job in jobs[:limit]]

@@ -19,6 +19,7 @@ class TraceJob:
         tier: None where the trace has none: `assign_tiers` gives it one.
         unit: devices of neighbouring ranks that stay on one node.
         model: accelerator model that it asks for; empty for any.
+        log: number of the log that it is from.
     """
 
     id: str
@@ -29,6 +30,7 @@ class TraceJob:
     tier: Tier | None = None
     unit: int = 1
     model: str = ""
+    log: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,15 @@ class Costs:
             that a policy kills starts again after as long.
         start_s: from the first devices to the first step, where a trace's durations leave that out.
         checkpoint_every_s: how old the newest checkpoint is at most when a node fails.
+        between_clusters_s: until the checkpoint of a job that has run is in another cluster of its region, beside what
+            a stop and a start take; `between_regions_s` in another region.
     """
 
     resize_s: float = 30.0
     start_s: float = 0.0
     checkpoint_every_s: float = 600.0
+    between_clusters_s: float = 60.0
+    between_regions_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)

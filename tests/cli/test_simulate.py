@@ -63,6 +63,45 @@ def test_json_is_the_same_again(log):
         assert {name: one[name] for name in one.keys() - timed} == {name: other[name] for name in other.keys() - timed}
 
 
+def test_clusters_under_regions_and_a_fleet(log, tmp_path):
+    other, page = tmp_path / "east.csv", tmp_path / "page.html"
+    other.write_text(LOG.replace("job-", "e-"))
+    clusters = ["--clusters", "1,2/2,1", "--devices-per-node", "8"]
+    done = ergo(log, str(other), *clusters, "--lose", "region-1:2-4", "--html", str(page), "--load", "0.9")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[0].split() == ["ours", "region", "fleet"]
+    for told in ("Moves between clusters", "  by region-1", "lost for", "cluster-4", "lost: region-1 from 2 h to 4 h"):
+        assert told in done.stdout
+    assert "moves: a checkpoint is in another cluster after 60 s, in another region after 600 s" in done.stdout
+    assert "Waiting time by cluster" in page.read_text() and "Moves between clusters" in page.read_text()
+    done = ergo(log, str(other), "--clusters", "1,2", "--devices-per-node", "8", "--json", "--policies", "region,fifo")
+    found = json.loads(done.stdout)
+    assert [one["name"] for one in found["settings"]["clusters"]["members"]] == ["cluster", "east"]
+    region, fifo = found["policies"]
+    assert [one["jobs"] for one in region["clusters"]] == [60, 60] and region["ended"] == fifo["ended"] == 120
+    assert [one["level"] for one in region["levels"]] == ["region-1"] and fifo["levels"] == []
+    assert sum(one["moves"] for one in region["levels"]) == sum(jobs for _, _, jobs in region["moves_between_clusters"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--nodes", "2", "--clusters", "1,1"], "either --nodes or --clusters"),
+        (["--clusters", "1"], "two clusters or more"),
+        (["--clusters", "1,1", "--spot", "2"], "no fewer than leased ones"),
+        (["--nodes", "2", "--policies", "region"], "give --clusters"),
+        (["--nodes", "2", "--lose", "fleet:1-2"], "Only with --clusters"),
+        (["--clusters", "1,1", "--lose", "fleet:1-2"], "no level fleet"),
+        (["--clusters", "1,1", "--lose", "region-1"], "hours from and to"),
+        (["--clusters", "1,1", "--transfer-seconds", "5"], "two numbers"),
+    ],
+)
+def test_wrong_usage_of_clusters(log, arguments, told):
+    done = ergo(log, *arguments)
+    assert done.exit_code == 2
+    assert told in " ".join(done.stderr.replace("│", " ").split())
+
+
 def test_ones_own_log_with_damaged_lines(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text(

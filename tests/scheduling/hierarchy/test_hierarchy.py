@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import orjson
 
-from scheduling.core.model import State
-from scheduling.hierarchy.member import Answer, Desk, Order
+from scheduling.core.model import Ask, State
+from scheduling.core.settings import BASIC
+from scheduling.hierarchy.member import Answer, Desk, Order, Passport
 from scheduling.hierarchy.movement import FLEET, LevelState, MovementSettings, Phase, choose, decide
+from scheduling.hierarchy.routing import Routes, route
 from scheduling.hierarchy.summary import Summary, merge, summarise
 from tests.scheduling.core.world import World
 
@@ -200,6 +202,37 @@ def test_the_fleet_sees_regions_as_a_region_sees_clusters():
     state, _ = decide(state, members, answers, east.now, FLEET)
     moved = {order.ask.id for order in orders}
     assert moved and not moved & set(state.moves) and moved <= set(west.worlds["c"].book.jobs)
+
+
+def test_a_region_passes_an_order_on_to_one_cluster_and_to_the_same_again():
+    region = Region({"small": 1, "large": 3})
+    region.submit("large", "here", 20, "basic", rigid=True)
+    region.run(60.0)
+    members = region.summaries()
+    asks = {ranks: Ask(f"job-{ranks}", ranks, BASIC, ("h100",), 0.0) for ranks in (2, 8, 24)}
+    passport = Passport(asks[8], 0.0, 0.0)
+    routes, found = route(Routes(), Order("bid", "west", 1, asks[8]), members)
+    assert found == "small"  # the tightest that has room
+    elsewhere = [replace(member, pools=()) for member in members if member.name == "small"]
+    again, found = route(routes, Order("adopt", "west", 2, asks[8], passport), elsewhere)
+    assert found == "small" and again == routes  # whatever has happened since it was asked
+    routes, found = route(routes, Order("bid", "west", 3, asks[24]), members)
+    assert found is None and route(routes, Order("bid", "west", 4, asks[2]), members)[1] == "large"
+    assert route(routes, Order("release", "east/b", 5, asks[2]), members)[1] == "b"
+    # A job that no bid was made for has to be somewhere all the same, and comes to the same cluster again.
+    routes, found = route(routes, Order("adopt", "west", 6, asks[24]), members)
+    assert found == "large" and route(routes, Order("adopt", "west", 6, asks[24]), [])[1] == "large"
+
+
+def test_two_levels_may_use_the_same_numbers():
+    region = Region({"a": 1})
+    region.submit("a", "job", 4)
+    desk, ask = region.desks["a"], region.worlds["a"].book.jobs["job"].ask
+    stranger = Ask("stranger", 4, BASIC, ("h100",), 0.0)
+    assert desk.answer(Order("adopt", "a", 1, stranger, Passport(stranger, 0.0, 0.0), "fleet"), region.now).yes
+    given = desk.answer(Order("release", "a", 1, ask, level="region"), region.now)
+    assert given.passport is not None and given.passport.ask.id == "job"
+    assert desk.answer(Order("release", "a", 1, ask, level="region"), region.now) == given
 
 
 def test_a_summary_is_small():

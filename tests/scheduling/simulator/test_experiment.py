@@ -91,7 +91,7 @@ def test_the_json_document_keeps_its_fields():
     assert found["version"] == 1
     assert set(found["settings"]) == {
         "source", "synthetic", "jobs", "lines", "damaged", "cut_off", "too_large", "tiers", "tiers_made_up", "load",
-        "span_s", "seed", "fleet", "costs", "failures", "versions",
+        "span_s", "seed", "fleet", "costs", "failures", "versions", "clusters",
     }  # fmt: skip
     (policy,) = found["policies"]
     assert set(policy) == {
@@ -99,7 +99,7 @@ def test_the_json_document_keeps_its_fields():
         "allocation", "allocation_while_asked", "allocation_over_time", "preemptions_per_job", "resizes_per_job",
         "moves_per_job", "restarts_per_job", "preempted", "lost_device_hours", "overhead", "decisions",
         "decision_all_us", "decision_mean_us", "decision_p99_us", "decision_quantiles_us", "span_s", "cpu_s",
-        "policy_cpu_s", "waiting_for",
+        "policy_cpu_s", "waiting_for", "clusters", "levels", "moves_between_clusters",
     }  # fmt: skip
     assert policy["from_submission"] == {"hours": 11, "below": 2, "excused": 0, "short": 0, "missed": 2 / 11}
     assert policy["completion"].keys() == {"count", "mean_s", "median_s", "p99_s"}
