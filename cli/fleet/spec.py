@@ -117,7 +117,8 @@ def command_line(command: Sequence[str], directory: Path | None, *, launcher: bo
     Args:
         command: as typed.
         directory: what is uploaded, and so where the command runs; None where nothing is.
-        launcher: where there is no such script, the name of a program of the nodes is meant, such as ``torchrun``.
+        launcher: where there is no such script, the name of a program of the nodes is meant, such as ``torchrun``; and
+            an absolute path outside of the directory that is no ``.py`` file is one too.
 
     Raises:
         SpecError: the script is missing, or outside of the directory.
@@ -129,8 +130,11 @@ def command_line(command: Sequence[str], directory: Path | None, *, launcher: bo
         return ["python", "-m", *arguments]
     bare = launcher and "/" not in script
     if directory is None:
-        return [script, *arguments] if bare and not script.endswith(".py") else ["python", script, *arguments]
+        program = launcher and (bare or script.startswith("/")) and not script.endswith(".py")
+        return [script, *arguments] if program else ["python", script, *arguments]
     root = directory.resolve()
+    if launcher and _is_program(Path(script), root):
+        return [script, *arguments]
     # As `ergo run` reads it, relative to the directory; else as the shell completes it, relative to where one is.
     candidates = dict.fromkeys((root / script, Path.cwd() / script))
     found = next((path for path in candidates if path.is_file()), None)
@@ -149,6 +153,11 @@ def command_line(command: Sequence[str], directory: Path | None, *, launcher: bo
     # A link inside keeps its name: what it leads to is uploaded at its own place.
     shown = found if found.is_relative_to(root) else real
     return ["python", str(shown.relative_to(root)), *arguments]
+
+
+def _is_program(path: Path, root: Path) -> bool:
+    """Whether a path names a program of the nodes: whether it is here too says nothing about them."""
+    return path.is_absolute() and path.suffix != ".py" and not path.resolve().is_relative_to(root)
 
 
 def fresh_job_id(name: str) -> str:

@@ -122,6 +122,20 @@ def test_an_absolute_script_is_relative_in_the_job(project):
     assert command_line([str(project / "train.py")], project) == ["python", "train.py"]
 
 
+@pytest.mark.parametrize("directory", [True, False])
+def test_a_launcher_may_be_a_program_of_the_nodes(project, directory):
+    root = project if directory else None
+    for program in ("accelerate", "/opt/no-such-environment/bin/accelerate"):
+        assert command_line([program, "launch", "train.py"], root, launcher=True) == [program, "launch", "train.py"]
+    (project / "launch").touch()
+    inside = [str(project / "launch")]
+    assert not directory or command_line(inside, root, launcher=True) == ["python", "launch"]
+    with pytest.raises(SpecError, match="outside of the directory"):
+        command_line([str(project.parent / "outside.py")], project, launcher=True)
+    with pytest.raises(SpecError, match="does not exist"):
+        command_line(["/opt/no-such-environment/bin/accelerate"], project)
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [

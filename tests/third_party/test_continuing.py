@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from model.job_state import JobPhase
 from proxy_runtime.job import Job, JobOptions
 from proxy_runtime.shim.spec import CutRequest
 from tests.end_to_end.test_processes import until
+from tests.fleet.harness import LocalFleet
 from tests.third_party.running import HERE, numbers
 from tests.third_party.test_third_party import PYTHON
 
@@ -22,12 +25,12 @@ _LAUNCH = ("launch", "--num_processes", "2", "--multi_gpu", "--mixed_precision",
 _SCRIPTS = HERE / "scripts"
 
 
-def _options(name: str, folder: Path) -> JobOptions:
+def _options(name: str, folder: Path, *arguments: str) -> JobOptions:
     folder.mkdir()
     rest = {"cwd": folder, "python": str(PYTHON), "keep_run": True, "checkpoint_dir": folder.with_suffix(".store")}
     script = str(_SCRIPTS / f"{name}.py")
     if name == "accelerate_launch":
-        command = (str(PYTHON.parent / "accelerate"), *_LAUNCH, script)
+        command = (str(PYTHON.parent / "accelerate"), *_LAUNCH, script, *arguments)
         return JobOptions(command, devices=2, pack="node", **rest)  # type: ignore[arg-type]
     return JobOptions((str(PYTHON), script), **rest)  # type: ignore[arg-type]
 
@@ -55,3 +58,30 @@ def test_suspended_and_continued(name: str, tmp_path: Path) -> None:
 
     again = Job.restore("HEAD", JobOptions((), devices=0, checkpoint_dir=options.checkpoint_dir, keep_run=True))
     assert _ended(again) == untouched
+
+
+def test_accelerate_launch_on_a_fleet_is_moved(tmp_path: Path) -> None:
+    """The command is named by its path: a node need not have such libraries beside its own interpreter."""
+    arguments = ("accelerate_launch", "1500")
+    untouched = _ended(Job.start(_options(arguments[0], tmp_path / "untouched", arguments[1])))
+    assert len(untouched) > 70
+
+    directory = tmp_path / "submitted"
+    directory.mkdir()
+    for name in ("accelerate_launch.py", "report.py"):
+        shutil.copy(_SCRIPTS / name, directory)
+    fleet = LocalFleet(tmp_path / "fleet")
+    fleet.up("--nodes", "2", "--devices", "2")
+    try:
+        options = ("--pack", "node", "--devices", "2", "--tier", "basic", "--env", "OMP_NUM_THREADS=1")
+        command = (str(PYTHON.parent / "accelerate"), *_LAUNCH, "accelerate_launch.py", arguments[1])
+        job = fleet.submit(directory, *options, *command)
+        fleet.until_step(job, 20)
+        source = fleet.node_of(job).name
+        fleet.ergo("migrate", job, "--to", "node-2" if source == "node-1" else "node-1", "--wait")
+        view = fleet.until_phase(job, JobPhase.COMPLETED)
+        assert (view.moves, view.recoveries) == (1, 0), view.transitions
+        assert all(device.node.name != source for device in view.transitions[-2].devices)
+        assert numbers(fleet.ergo("logs", job)) == untouched
+    finally:
+        fleet.down()
