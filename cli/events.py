@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli import usage
 from cli.fleet.options import complete_all_jobs
+from cli.usage import LAST_STEP
 
 if TYPE_CHECKING:
     from events.consumer import EventReader, Record
@@ -26,7 +28,14 @@ class TopicName(StrEnum):
 
 _Job = Annotated[
     str | None,
-    typer.Option("--job", metavar="JOB", help="Only this job's.", autocompletion=complete_all_jobs, show_default=False),
+    typer.Option(
+        "--job",
+        metavar="JOB",
+        help="Only this job's.",
+        autocompletion=complete_all_jobs,
+        callback=usage.job_id,
+        show_default=False,
+    ),
 ]
 _Topic = Annotated[
     list[TopicName] | None,
@@ -44,7 +53,8 @@ def events(
     topic: _Topic = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, and show what comes.")] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="At most so many, the newest.", show_default=False)
+        int | None,
+        typer.Option("--limit", "-n", min=1, max=LAST_STEP, help="At most so many, the newest.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One CloudEvent as JSON a line.")] = False,
 ) -> None:
@@ -56,7 +66,6 @@ def events(
     from events.errors import EventsError
     from events.types import Topic
     from infra.settings import Settings
-    from model.ids import JobId
     from proxy_runtime.errors import ErgoError
 
     topics = {
@@ -64,12 +73,11 @@ def events(
         TopicName.DECISIONS: Topic.DECISIONS,
         TopicName.TELEMETRY: Topic.TELEMETRY,
     }
-    wanted = JobId(job) if job is not None else None
     chosen = tuple(dict.fromkeys(topics[name] for name in topic or (TopicName.JOBS, TopicName.DECISIONS)))
     reader = EventReader(Settings.load().kafka(), chosen, client_id="ergo-events")
     shown = _Json() if as_json else _Lines()
     try:
-        _run(reader, wanted, shown, limit=limit, follow=follow)
+        _run(reader, job, shown, limit=limit, follow=follow)
     except EventsError as error:
         raise ErgoError(error.message, code=error.code, remedy=error.remedy) from error
     except BrokenPipeError:

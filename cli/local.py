@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from cli.console import cut_sentence, data, say
+from cli.usage import LAST_STEP, MOST_RANKS
 from proxy_runtime.errors import ErgoError
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 JobArgument = Annotated[
     str | None, typer.Argument(metavar="[JOB]", help="Job id; may be left out when only one is running.")
 ]
-StepOption = Annotated[int | None, typer.Option("--at-step", help="Prefer the moment when this step is done.")]
+StepOption = Annotated[
+    int | None, typer.Option("--at-step", min=0, max=LAST_STEP, help="Prefer the moment when this step is done.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -66,7 +69,7 @@ def ps(as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")
 def cut(
     job: JobArgument = None,
     at_step: StepOption = None,
-    devices: Annotated[int | None, typer.Option(help="Continue on this many devices.", min=1)] = None,
+    devices: Annotated[int | None, typer.Option(help="Continue on this many devices.", min=1, max=MOST_RANKS)] = None,
 ) -> None:
     """Checkpoints JOB, ends all its processes and restores them from the checkpoint, as on another node."""
     from proxy_runtime.shim.spec import CutRequest

@@ -19,6 +19,7 @@ for _number in (signal.SIGINT, signal.SIGTERM):
 
 import typer  # noqa: E402  the handlers come first: importing takes most of a second
 
+from cli import usage  # noqa: E402
 from model.errors import ModelError  # noqa: E402
 from proxy_runtime.errors import ErgoError  # noqa: E402
 
@@ -50,6 +51,7 @@ for _panel, _names in _PANELS.items():
         importlib.import_module(f"cli.{_name}").register(app)
         for _added in (*app.registered_commands[_before[0] :], *app.registered_groups[_before[1] :]):
             _added.rich_help_panel = _panel
+usage.adopt(app)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import orjson
 import typer
 
 from cli.console import cut_sentence, cut_table, messages, say
+from cli.usage import LAST_STEP, MOST_RANKS, once
 from model.units import parse_bytes
 from proxy_runtime.errors import ErgoError
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _LEAD_S = 2.0
 _PATIENCE_S = 3.0  # after a signal, before saying what a second one does
+_LONGEST_S = 365 * 86_400.0
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -42,16 +44,19 @@ def run(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="A Python script, or -m MODULE.")
     ] = None,
-    nproc: Annotated[int, typer.Option(help="Ranks, each a process of the script.", min=1)] = 1,
+    nproc: Annotated[int, typer.Option(help="Ranks, each a process of the script.", min=1, max=MOST_RANKS)] = 1,
     pack: Annotated[
         str,
         typer.Option(help="rank: a process of the script for each rank; node: one, which starts its own ranks."),
     ] = "rank",
     devices: Annotated[
-        int | None, typer.Option(help="CPU accelerators (device proxies); default: one a rank.", min=1)
+        int | None, typer.Option(help="CPU accelerators (device proxies); default: one a rank.", min=1, max=MOST_RANKS)
     ] = None,
     cut_at: Annotated[
-        list[int] | None, typer.Option(help="Cut when this optimizer step is done; may be repeated.", min=0)
+        list[int] | None,
+        typer.Option(
+            help="Cut when this optimizer step is done; may be repeated.", min=0, max=LAST_STEP, callback=once
+        ),
     ] = None,
     cut_every: Annotated[str | None, typer.Option(help="Cut at this interval, wherever the job is: 3s, 500ms.")] = None,
     live: Annotated[bool, typer.Option("--live", help="Cuts only checkpoint; the processes go on.")] = False,
@@ -72,7 +77,9 @@ def run(
             "--dir", help="The job directory; default: the current one. With --restore: where its files are now."
         ),
     ] = None,
-    threads: Annotated[int, typer.Option(help="Threads a device; constant for the life of a job.", min=1)] = 1,
+    threads: Annotated[
+        int, typer.Option(help="Threads a device; constant for the life of a job.", min=1, max=1024)
+    ] = 1,
     device_memory: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory of each rank's device: 800MiB, 16GiB; default: all of the machine."),
@@ -104,8 +111,19 @@ def run(
             "a script that starts its own ranks is started once; say --devices", param_hint="--nproc"
         )
     interval = _seconds(cut_every) if cut_every else None
-    if restore and device_memory:
-        raise typer.BadParameter("a job keeps the device memory that it began with", param_hint="--device-memory")
+    if restore:
+        begun_with = {
+            "--nproc": nproc != 1,
+            "--pack": pack != "rank",
+            "--threads": threads != 1,
+            "--device-memory": device_memory is not None,
+            "--network": network != "host",
+            "--python": python != sys.executable,
+        }
+        for option in (option for option, given in begun_with.items() if given):
+            raise typer.BadParameter("a job keeps what it began with", param_hint=option)
+        if checkpoint_dir is not None:
+            raise typer.BadParameter("a job goes on with the checkpoints of --restore", param_hint="--checkpoint-dir")
     if restore and command:
         raise typer.BadParameter("a checkpoint is continued with its own script", param_hint="SCRIPT")
     if not restore and (checkpoint != "HEAD" or job_id is not None):
@@ -401,7 +419,7 @@ def _interpreter(python: str) -> str:
 
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text)
-    if match is None or float(match[1]) == 0:
+    if match is None or not 0 < float(match[1]) * _UNITS[match[2] or "s"] <= _LONGEST_S:
         raise typer.BadParameter(f"{text!r} is not a duration such as 3s or 500ms", param_hint="--cut-every")
     return float(match[1]) * _UNITS[match[2] or "s"]
 

@@ -94,7 +94,8 @@ def simulate(
         typer.Option(help="Of numbers in columns of times; else the format's own, or s.", show_default=False),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only the first N jobs submitted.", show_default=False)
+        int | None,
+        typer.Option(min=1, max=10_000_000, metavar="N", help="Only the first N jobs submitted.", show_default=False),
     ] = None,
     synthetic: Annotated[
         MadeUp | None,

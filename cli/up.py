@@ -19,9 +19,22 @@ from cli.fleet import words
 if TYPE_CHECKING:
     from infra.local.up import Up
 
+
+def _directory(value: Path | None) -> Path | None:
+    if value is not None and value.expanduser().exists() and not value.expanduser().is_dir():
+        raise typer.BadParameter(f"{value} is not a directory.")
+    return value
+
+
 FleetDir = Annotated[
     Path | None,
-    typer.Option("--fleet-dir", metavar="DIR", help="The fleet's directory, else $ERGO_FLEET_DIR.", show_default=False),
+    typer.Option(
+        "--fleet-dir",
+        metavar="DIR",
+        help="The fleet's directory, else $ERGO_FLEET_DIR.",
+        callback=_directory,
+        show_default=False,
+    ),
 ]
 _Port = Annotated[int | None, typer.Option(min=1, max=65535, metavar="PORT", show_default=False)]
 
@@ -91,8 +104,9 @@ def down(
     from infra.settings import default_fleet_dir
 
     directory = (fleet_dir or default_fleet_dir()).expanduser().absolute()
+    there = directory.is_dir()
     was_up = take_down(directory, purge=purge)
-    removed = f" Removed {directory}." if purge else ""
+    removed = f" Removed {directory}." if purge and there else f" There is no {directory}." if not there else ""
     _say(("The fleet is down." if was_up else "No fleet is up.") + removed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -20,6 +21,9 @@ _HIDDEN = frozenset({"environment", "secrets"})
 # Fields that are one of several shapes: pydantic puts the name of the chosen shape into the path.
 _CHOSEN = frozenset({"volume"})
 _SHOWN_CHARACTERS = 60
+_DEEPEST = 64
+_MOST_VALUES = 100_000
+_MOST_FAULTS = 20
 
 
 def from_json(shape: type[T], data: bytes | str) -> T:
@@ -94,6 +98,51 @@ def as_json(subject: str, value: object) -> bytes:
             code="model.json",
             remedy="Write it as a string, in quotes, or as a number that fits.",
         ) from None
+
+
+def beyond_json(value: object) -> list[Fault]:
+    """What of parsed YAML JSON does not have, or would silently be another value in it, with its path.
+
+    Infinite numbers and those that are none become null in JSON; values that name each other never end.
+    """
+    faults: list[Fault] = []
+    left = [_MOST_VALUES]
+    _beyond_json(value, (), left, faults)
+    if left[0] < 0:
+        faults.append(Fault("the whole", f"has more than {_MOST_VALUES:,} values", "Make it smaller."))
+    return faults
+
+
+def _beyond_json(value: object, path: tuple[int | str, ...], left: list[int], faults: list[Fault]) -> None:
+    def fault(what: str, remedy: str) -> None:
+        faults.append(Fault(_path(path), what, remedy))
+
+    left[0] -= 1
+    if left[0] < 0 or len(faults) > _MOST_FAULTS:
+        return
+    if len(path) > _DEEPEST:
+        fault(f"is nested more than {_DEEPEST} deep", "Nothing of a spec is.")
+    elif isinstance(value, Mapping):
+        for key, item in cast("Mapping[object, object]", value).items():
+            if isinstance(key, str):
+                _beyond_json(key, (*path, ascii(key)[1:-1]), left, faults)
+                _beyond_json(item, (*path, key), left, faults)
+            else:
+                fault(f"has a field that is called {show(key)}, which is no string", "Write its name in quotes.")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(cast("Sequence[object]", value)):
+            _beyond_json(item, (*path, index), left, faults)
+    elif isinstance(value, str):
+        if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+            fault("is not text in UTF-8", "Write it as such.")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            fault(f"is {value}, but must be finite", "Leave it out, or write null where nothing is meant.")
+    elif isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 64:
+            fault("is a number of more than 64 bits", "Write a smaller one.")
+    elif value is not None:
+        fault(f"is a {type(value).__name__}, which JSON does not have", "Write it as a string, in quotes.")
 
 
 def field_names(shape: type[object]) -> tuple[str, ...]:

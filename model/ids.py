@@ -24,6 +24,7 @@ _NODE = rf"{_HOST}@[1-9][0-9]*"
 # A run of the first execution of a workflow, as the workflow engine writes it.
 _RUN = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,98}[A-Za-z0-9])?"
 _COUNTER_END = 1 << 63
+_SHOWN = 80  # characters of what is no id
 
 
 class _TextId(str):
@@ -37,8 +38,9 @@ class _TextId(str):
 
     def __new__(cls, value: str) -> Self:
         if not cls._pattern.fullmatch(value):
+            shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
             raise ModelError(
-                f"{value!r} is not the id of a {cls._noun}.",
+                f"{shown!r} is not the id of a {cls._noun}.",
                 code=f"model.{cls._code}",
                 remedy=f"Use {cls._rule}.",
             )

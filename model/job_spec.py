@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
-from model.codec import as_json, faults_of, parse_json, show
+from model.codec import as_json, beyond_json, faults_of, parse_json, show
 from model.errors import Fault, ModelError
 from model.ids import CheckpointId, JobId, TenantId
 from model.units import Bytes
@@ -236,7 +236,9 @@ def parse_job_spec(data: bytes | str | Mapping[str, Any]) -> JobSpec:
             "the whole", f"is {show(value)}, but must be a mapping of fields", "Write `apiVersion: ...` first."
         )
         raise ModelError.of_faults("JobSpec", [fault], code="model.job-spec")
-    fields = {str(key): item for key, item in cast("Mapping[object, object]", value).items()}
+    if faults := beyond_json(cast("object", value)):
+        raise ModelError.of_faults("JobSpec", faults, code="model.json")
+    fields = dict(cast("Mapping[str, Any]", value))
     if fields.get("apiVersion", API_VERSION) != API_VERSION:
         # Nothing that v1 knows can be said about the fields of another version.
         fault = Fault(
@@ -266,7 +268,7 @@ def _validate(fields: Mapping[str, object], faulty: frozenset[str]) -> JobSpec:
 
 
 def _faults(error: ValidationError) -> tuple[Fault, ...]:
-    return faults_of(error, tuple(JobSpec.json_schema()["properties"]))
+    return faults_of(error, tuple(field.alias or name for name, field in JobSpec.model_fields.items()))
 
 
 def _check_widths(spec: JobSpec) -> Iterator[Fault]:

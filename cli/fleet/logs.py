@@ -11,6 +11,7 @@ import typer
 
 from cli.console import say
 from cli.fleet.options import AnyJob
+from cli.usage import MOST_RANKS
 from proxy_runtime.errors import ErgoError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def register(app: typer.Typer) -> None:
 def logs(
     job: AnyJob,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
-    rank: Annotated[int | None, typer.Option(metavar="N", help="Only this rank's.", min=0)] = None,
+    rank: Annotated[int | None, typer.Option(metavar="N", help="Only this rank's.", min=0, max=MOST_RANKS - 1)] = None,
 ) -> None:
     """Prints standard output and error of the ranks of JOB; of several ranks each line says whose it is.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli import usage
 from cli.console import say
 from cli.fleet.options import AsJson, Wait, complete_nodes, print_json, print_table
 
@@ -94,11 +95,14 @@ def jobs_on(state: ClusterState, node: str) -> list[str]:
 
 
 def set_quota(
-    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="A tenant.")],
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="A tenant.", callback=usage.tenant)],
     devices: Annotated[str, typer.Argument(metavar="DEVICES", help="Devices times level; `none` for no limit.")],
     weight: Annotated[float, typer.Option("--weight", help="Its share of the basic tier, beside other tenants.")] = 1.0,
     under: Annotated[
-        str | None, typer.Option("--under", metavar="TENANT", help="The tenant above it, whose quota holds too.")
+        str | None,
+        typer.Option(
+            "--under", metavar="TENANT", help="The tenant above it, whose quota holds too.", callback=usage.tenant
+        ),
     ] = None,
 ) -> None:
     """Limits what may be promised to TENANT and those below it: a premium job of 8 devices is promised 7.6 of them.
@@ -107,17 +111,20 @@ def set_quota(
     promised already stays so.
     """
     from cli.fleet.client import FleetError, call
+    from model.errors import ModelError
     from model.ids import TenantId
     from model.orders import QuotaOrder
     from scheduling.state import above
 
     try:
         limit = None if devices == "none" else float(devices)
+        order = QuotaOrder(TenantId(tenant), limit, weight, TenantId(under) if under else None)
+    except ModelError as error:
+        raise typer.BadParameter(str(error)) from None
     except ValueError:
-        raise FleetError(
-            f"{devices!r} is no number of devices.", code="fleet.quota", remedy="Give a number, or `none`."
-        ) from None
-    order = QuotaOrder(TenantId(tenant), limit, weight, TenantId(under) if under else None)
+        raise typer.BadParameter(f"{devices!r} is no number; give one, or `none`.", param_hint="DEVICES") from None
+    if under == tenant:
+        raise typer.BadParameter(f"{tenant} is not below itself.", param_hint="--under")
 
     def shows(state: ClusterState) -> bool:
         wanted = (tenant, under or "", limit, weight)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli import usage
 from cli.console import say
 from cli.fleet.options import AsJson, Watch, print_json, print_table
 
@@ -25,7 +26,9 @@ def register(app: typer.Typer) -> None:
 def ps(
     ended: Annotated[bool, typer.Option("--all", "-a", help="Ended jobs too.")] = False,
     watch: Watch = False,
-    tenant: Annotated[str | None, typer.Option(metavar="TENANT", help="Only this tenant's.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(metavar="TENANT", help="Only this tenant's.", callback=usage.tenant)
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many, the newest.", min=1, max=10_000)] = 200,
     as_json: AsJson = False,
 ) -> None:
@@ -36,10 +39,6 @@ def ps(
     from cli.fleet import watching, words
     from cli.fleet.client import call
     from cli.fleet.overview import list_jobs
-    from model.ids import TenantId
-
-    if tenant is not None:
-        tenant = TenantId(tenant)
 
     async def main(fleet: Fleet) -> None:
         async def listing() -> Listing:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _SUFFIX = 6
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # nothing that is read as something else
 _LONGEST_NAME = 40
+_LARGEST = 16 << 20  # bytes of a job file: all that a spec may hold is far less
 
 
 class SpecError(ErgoError):
@@ -51,7 +52,11 @@ def read_job_file(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        value = yaml.load(path.read_text(), Loader=_loader(yaml))
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)  # of a device file or a pipe, too, there may be no end
+        if len(content) > _LARGEST:
+            raise SpecError(f"The job file {path} has more than {_LARGEST >> 20} MiB.", code="submit.file")
+        value = yaml.load(content.decode(), Loader=_loader(yaml))
     except OSError as error:
         raise SpecError(f"The job file {path} cannot be read: {error.strerror}.", code="submit.file") from None
     except UnicodeDecodeError:
@@ -61,6 +66,8 @@ def read_job_file(path: Path) -> dict[str, Any]:
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the whole"
         problem = getattr(error, "problem", None) or "it cannot be understood"
         raise SpecError(f"The job file {path}, {where}, is not YAML: {problem}.", code="submit.file") from None
+    except RecursionError:
+        raise SpecError(f"The job file {path} is nested too deeply.", code="submit.file") from None
     if not isinstance(value, dict):
         raise SpecError(
             f"The job file {path} is not a mapping of fields.",
@@ -194,6 +201,8 @@ def _variables(pairs: Sequence[str]) -> dict[str, str]:
         if not equals or not name:
             # The text may be a secret that was to be a value: it is not repeated.
             raise SpecError("--env takes NAME=VALUE.", remedy="Write it so, once for each variable.")
+        if name in found:
+            raise SpecError(f"--env sets {name} twice.", remedy="Keep one of them.")
         found[name] = value
     return found
 
@@ -211,6 +220,16 @@ def _loader(yaml: Any) -> Any:
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(name)
             return super().construct_mapping(node, deep=deep)
+
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep=deep)
+            except yaml.YAMLError:
+                raise
+            except (ValueError, KeyError, AttributeError, TypeError, OverflowError):
+                # A tag says what the text is not, or the text only looks like a number: `!!int x`, `0b_`.
+                problem = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     Loader.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]

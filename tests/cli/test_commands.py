@@ -96,7 +96,7 @@ async def test_ps_of_a_tenant(ergo, job, client):
     await job("char-gpt")
     await listed(client, 1)
     assert json.loads((await ergo("ps", "--json", "--tenant", "nobody")).out) == []
-    assert "not the id of a tenant" in (await ergo("ps", "--tenant", "' OR ''='", code=1)).err
+    assert "not the id of a tenant" in (await ergo("ps", "--tenant", "' OR ''='", code=2)).err
 
 
 async def test_ps_does_not_hang_without_a_worker(ergo, job, client, worker):
