@@ -85,8 +85,10 @@ def checkpoint(job: JobArgument = None, at_step: StepOption = None) -> None:
 
 
 def resize(
+    devices: Annotated[
+        int, typer.Option("--devices", min=1, max=MOST_RANKS, metavar="K", help="On how many; K divides the ranks.")
+    ],
     job: JobArgument = None,
-    devices: Annotated[int, typer.Option("--devices", metavar="K", help="On how many; K divides the ranks.")] = 0,
     at_step: StepOption = None,
 ) -> None:
     """Has JOB go on on K devices: on fewer, several of its ranks share one; its numbers stay the same."""

@@ -28,6 +28,7 @@ _MOVING = "ours,region,fleet"
 _DAY_S = 86_400.0
 _SPOT_LEASE_S = 12 * 3600.0
 _SYNTHETIC_JOBS = 10_000
+_TRANSFERS_S = "60,600"
 _SYNTHETIC_LOAD = 0.85
 _T = TypeVar("_T")
 
@@ -119,12 +120,13 @@ def simulate(
     ] = None,
     resize_seconds: Annotated[float, typer.Option(min=0, max=_DAY_S, help="What a resize or move takes.")] = 30.0,
     transfer_seconds: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="CLUSTER,REGION",
             help="With --clusters: until a checkpoint is in another cluster, or another region.",
+            show_default=_TRANSFERS_S,
         ),
-    ] = "60,600",
+    ] = None,
     mtbf: Annotated[
         float | None,
         typer.Option(
@@ -189,6 +191,8 @@ def simulate(
         nodes, spot = sum(one.fleet.nodes for one in parts.members), spot * len(parts.members)
     elif lose or level_mtbf is not None:
         raise typer.BadParameter("Only with --clusters is there a level that could be lost.")
+    elif transfer_seconds is not None:
+        raise typer.BadParameter("It goes with --clusters only.", param_hint="--transfer-seconds")
     assert nodes is not None
     size = nodes * devices_per_node
     if synthetic is not None:
@@ -199,7 +203,7 @@ def simulate(
         work = _read(files or [], known, unit, limit, shares, seed)
         if load is not None:
             work = work.at_load(size, load)
-    costs = _costs(resize_seconds, transfer_seconds)
+    costs = _costs(resize_seconds, transfer_seconds or _TRANSFERS_S)
     experiment = _experiment(work, nodes, devices_per_node, spot, costs, mtbf, seed, parts)
     _warn(experiment)
     report = experiment.report(_run(experiment, names))

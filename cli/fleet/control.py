@@ -9,6 +9,7 @@ import typer
 
 from cli.console import say
 from cli.fleet.options import LiveJob, Wait, WithNode
+from cli.usage import MOST_RANKS
 from model.names import Update
 
 if TYPE_CHECKING:
@@ -59,7 +60,12 @@ def migrate(job: LiveJob, to: WithNode, wait: Wait = False, reason: Reason = "")
 
 def resize(
     job: LiveJob,
-    devices: Annotated[int, typer.Option("--devices", metavar="K", help="On how many; K divides the number of ranks.")],
+    devices: Annotated[
+        int,
+        typer.Option(
+            "--devices", min=1, max=MOST_RANKS, metavar="K", help="On how many; K divides the number of ranks."
+        ),
+    ],
     wait: Wait = False,
     reason: Reason = "",
 ) -> None:

@@ -32,6 +32,11 @@ BASE: dict[str, list[str]] = {
     "run restore": [], "run checkpoint": ["--restore=store"], "run job_id": ["--restore=store"],
     "submit devices": ["--dry-run", "--pack=node", "train.py"], "simulate jobs": ["--nodes=2", "--synthetic=itp"],
     "simulate synthetic": ["--nodes=2"],
+    **{f"simulate {name}": ["--clusters=2,2", "--policies=fifo", "log.csv"] for name in (
+        "lose", "level_mtbf", "transfer_seconds"
+    )},
+    "local resize": ["--devices", "2", "job"], "local resize at_step": ["--devices=2"],
+    "simulate clusters": ["--policies=fifo", "log.csv"],
     "simulate load": ["--nodes=2", "--policies=fifo", "--synthetic=itp", "--jobs=9"],
     **{name: ["node"] for name in ("node cordon", "node drain", "node uncordon")},
 }  # fmt: skip
@@ -42,8 +47,6 @@ FINE: dict[str, list[str]] = {
     # Whether there is such a job or node is for the fleet to say, which guesses what was meant.
     "local * job": [f"{name}!" for name in NAMES],
     "local * at_step": ["0!"],
-    "local resize devices": ["0!", "-1!", "1e30!"],  # what is possible depends on the job
-    "resize devices": ["0", "-1", "1e30"],
     "events job": IDS,
     "* job": NAMES,
     "* node": NAMES,
@@ -81,6 +84,7 @@ FINE: dict[str, list[str]] = {
     "simulate load": ["1.5"],
     "simulate resize_seconds": ["0", "1.5"],
     "simulate mtbf": ["1.5"],
+    "simulate level_mtbf": ["1.5"],
     "simulate spot": ["0"],
 }
 
@@ -229,6 +233,11 @@ CONTRADICTIONS = [
     ("up --fleet-dir a-file", "is not a directory"),
     ("simulate --nodes=2 log.csv ./log.csv", "is there twice"),
     ("simulate --nodes=2 --spot=3 log.csv", "more than the 2"),
+    ("simulate --nodes=2 --clusters=2,2 log.csv", "either --nodes or --clusters"),
+    ("simulate --nodes=2 --transfer-seconds=1,2 log.csv", "with --clusters only"),
+    ("simulate --nodes=2 --lose=fleet:1-2 log.csv", "Only with --clusters"),
+    ("simulate --clusters=2,2 --lose=fleet:1-2 log.csv", "--lose"),
+    ("local resize", "Missing option '--devices'"),
     ("ps --tenant=A", "is not the id of a tenant"),
     ("events --job=A", "is not the id of a job"),
     ("show job another", "unexpected extra argument"),
