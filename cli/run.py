@@ -55,7 +55,10 @@ def run(
     cut_at: Annotated[
         list[int] | None,
         typer.Option(
-            help="Cut when this optimizer step is done; may be repeated.", min=0, max=LAST_STEP, callback=once
+            help="Cut when this step is done, counted over all optimizers; may be repeated.",
+            min=0,
+            max=LAST_STEP,
+            callback=once,
         ),
     ] = None,
     cut_every: Annotated[str | None, typer.Option(help="Cut at this interval, wherever the job is: 3s, 500ms.")] = None,

@@ -131,7 +131,7 @@ class Epoch(_Counter):
 
 
 class Step(_Counter):
-    """How many mini-batches a rank has finished."""
+    """How many steps of optimizers a rank has done, those of all its optimizers together: mostly one a mini-batch."""
 
     __slots__ = ()
     _noun, _code = "a step", "step"

@@ -31,8 +31,11 @@ def register(app: typer.Typer) -> None:
 
 
 def show(job: AnyJob, as_json: AsJson = False) -> None:
-    """Shows all that is known of JOB: where it is, what has happened to it and how long it was stopped for that,
-    what the scheduler has decided and why, and its checkpoints."""  # noqa: D209
+    """Shows all that is known of JOB: where it is, what happened to it, what was decided about it, its checkpoints.
+
+    Beside what has happened stands for how long it was stopped for that, beside decisions why they were made.
+    Steps are those of all its optimizers together: a script with two that take turns has two an iteration.
+    """
     from cli.fleet.client import call
 
     async def main(fleet: Fleet) -> None:
