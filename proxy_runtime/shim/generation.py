@@ -271,9 +271,11 @@ class Generation:
 
     def _look_at_claimants(self) -> None:
         tree = self.ranks[0].container
+        if tree is None:  # of one that is being restored there are rings before it is known where
+            return
         with suppress(ValueError):  # a ring that another thread is closing
             claims = {rank.rank: rank.ring.claimant for rank in self.ranks if rank.ring is not None}
-            self.claimants.look(claims, tree.processes if tree is not None else list)
+            self.claimants.look(claims, tree.processes)
 
     def ended(self) -> list[Rank]:
         """Ranks that have ended, those first that had no other's end as their reason.

@@ -42,7 +42,7 @@ def digests(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # a build for another torch takes minutes
+@pytest.mark.timeout(3600)  # a build for another torch takes minutes, half an hour where ten others build
 def test_the_numbers_are_those_of_its_own_torch_also_when_it_goes_on(python: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_NATIVE_JIT": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [str(python), str(SCRIPT), *ARGUMENTS, "--out", str(tmp_path / "native")]
