@@ -171,16 +171,16 @@ class Bridge:
     def account(self, job: Job) -> Account:
         """What is to be remembered of a job: what was delivered up to what it has said last, or up to its admission."""
         before = self._accounts[JobId(job.id)]
-        made = Account(
+        values = {name: getattr(job, name) for name in SAME}
+        if job.admitted == before.admitted:
+            values.update((name, getattr(before, name)) for name in COUNTED)
+        return Account(
             state=int(job.state),
-            claim=_counts((node.name, count) for node, count in job.claim.items()),
+            claim=_counts((node.name, count) for node, count in job.claim.items()) if job.claim else (),
             due=None if job.due >= 1e300 else job.due,
             key=None if job.key >= 1e300 else job.key,
-            **{name: getattr(job, name) for name in SAME},
+            **values,
         )
-        if made.admitted == before.admitted:
-            made = replace(made, **{name: getattr(before, name) for name in COUNTED})
-        return made
 
     def accounts(self) -> tuple[tuple[JobId, Account], ...]:
         """Of all jobs."""

@@ -7,7 +7,7 @@ free only when a notice says so, or its node is lost, or its job's workflow is g
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from model.control import (
@@ -25,6 +25,7 @@ from scheduling.accounts import service_of
 from scheduling.constants import DRAIN_S, REMEMBER_S, SETTLE_S, STOPS_AT_ONCE, TELL_AGAIN_S
 from scheduling.reconcile import heard_part, reconciled
 from scheduling.state import (
+    Account,
     ClusterState,
     Committed,
     Draining,
@@ -176,7 +177,7 @@ def commit(state: ClusterState, plan: Plan, now: datetime) -> Committed:
                 if not times:
                     continue
         directives.append(AddressedDirective(decision.job, job.notice.workflow_run, directive))
-    kept = (replace(job, account=accounts.get(name, job.account)) for name, job in jobs.items())
+    kept = (_accounted(job, accounts.get(name, job.account)) for name, job in jobs.items())
     asked = {item.job for item in plan.decisions}
     ask = tuple(job for job in state.ask if job not in asked)
     settle_until = state.settle_until
@@ -194,6 +195,13 @@ def commit(state: ClusterState, plan: Plan, now: datetime) -> Committed:
     return Committed(after, tuple(directives), base)
 
 
+def _accounted(job: JobState, account: Account | None) -> JobState:
+    """The job with an account: the very same where that is as it was, as of most, since what is the very same is not
+    written again (`ClusterState.to_json`).
+    """
+    return job if account == job.account else replace(job, account=account)
+
+
 @dataclass(slots=True)
 class _Books:
     """The state under way."""
@@ -204,14 +212,22 @@ class _Books:
     ended: dict[tuple[JobId, str], Ended]
     service: dict[tuple[TenantId, Tier], ServiceState]
     now: datetime
+    named: dict[str, list[NodeId]] = field(default_factory=dict[str, list[NodeId]])
+    """All incarnations of a node."""
+
+    def __post_init__(self) -> None:
+        for node in self.nodes:
+            self.named.setdefault(node.name, []).append(node)
 
     def hear_node(self, notice: NodeNotice) -> None:
-        others = [node for node in self.nodes if node.name == notice.node.name and node != notice.node]
+        others = [node for node in self.named.get(notice.node.name, ()) if node != notice.node and node in self.nodes]
         if notice.alive and any(node.incarnation > notice.node.incarnation for node in others):
             return  # a late word of an incarnation that another one has replaced
         known = self.nodes.get(notice.node)
         if known is not None and not known.alive:
             return  # an incarnation that was given up never comes back: its jobs were told to go on elsewhere
+        if known is None:
+            self.named.setdefault(notice.node.name, []).append(notice.node)
         self.nodes[notice.node] = NodeState(
             notice.node,
             notice.alive,

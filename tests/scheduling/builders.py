@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import orjson
+
+from model.codec import to_json
 from model.control import (
     AddressedDirective,
     Demand,
@@ -106,7 +109,9 @@ class Cluster:
         state = apply(self.state, [batch], self.now)
         self.plan = decide(state, self.now)
         self.state, self.mail = done = _unpack(commit(state, self.plan, self.now))
-        assert ClusterState.from_json(self.state.to_json()) == self.state
+        written = self.state.to_json()  # also of what the state before had
+        assert ClusterState.from_json(written) == self.state
+        assert written == orjson.dumps(orjson.loads(to_json(self.state)), option=orjson.OPT_SORT_KEYS)
         assert_exclusive(self.state)
         return {str(item.job): item for item in done[1]}
 
