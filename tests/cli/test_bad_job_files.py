@@ -24,7 +24,7 @@ FULL: dict[str, Any] = {
 # As they are written in YAML; among them what reads as something else than it looks like.
 ABSURD = {
     "null": "null", "yes": "yes", "-1": "-1", "0": "0", "1.5": "1.5", "nan": ".nan", "inf": "-.inf", "1e400": "1e400",
-    "huge": "1" + "0" * 30, "longer": "9" * 5000, "word": "x", "empty": '""',
+    "large": str(1 << 62), "huge": "1" + "0" * 30, "longer": "9" * 5000, "word": "x", "empty": '""',
     "zero byte": '"a\\0"', "surrogate": '"\\ud800"',
     "long": "x" * 5_000, "[]": "[]", "{}": "{}", "[[1]]": "[[1]]", "{a: 1}": "{a: 1}", "{1: 1}": "{1: 1}",
     "date": "2026-01-01",
@@ -35,12 +35,16 @@ ABSURD = {
 NUMBER = {"sixty"}  # base 60, as YAML has it
 TEXT = {"word", "date", "1e400"}
 NONE = {"null"}
+LARGE = {"large"}  # as good as none
 FINE: dict[str, set[str]] = {
     "name": TEXT, "tenant": {"word", "date", "1e400"}, "priority": {"-1", "0"}, "argv[0]": TEXT, "volume.path": set(),
     "environment.A": TEXT | {"empty", "long"}, "environment": {"{}"}, "secrets": {"[]"}, "accelerator": TEXT | NONE,
-    "host_memory_bytes": NONE | NUMBER, "device_memory_bytes": NONE | NUMBER, "max_width": NONE, "retries": {"{}"},
-    "checkpoint": {"{}"}, "retries.failure": {"0"}, "retries.no_progress": {"0"}, "checkpoint.every_s": NONE | NUMBER,
-    "checkpoint.step_deadline_s": {"1.5"}, "device_time_limit_s": NONE | NUMBER, "after": {"[]"}, "after[0].job": TEXT,
+    "host_memory_bytes": NONE | NUMBER | LARGE, "device_memory_bytes": NONE | NUMBER | LARGE,
+    "max_width": NONE, "retries": {"{}"},
+    "checkpoint": {"{}"}, "retries.failure": {"0"}, "retries.no_progress": {"0"},
+    "checkpoint.every_s": NONE | NUMBER | LARGE,
+    "checkpoint.step_deadline_s": {"1.5"}, "device_time_limit_s": NONE | NUMBER | LARGE,
+    "after": {"[]"}, "after[0].job": TEXT,
     "ranks": NUMBER, "secrets[0].variable": {"word"},
 }  # fmt: skip
 

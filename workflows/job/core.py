@@ -28,6 +28,7 @@ from workflows.job.errors import OperationFailed
 from workflows.job.state import KEPT_VIEWS, JobState
 
 V = TypeVar("V")
+_NEVER_S = 100 * 365 * 86_400.0
 
 
 @dataclass(slots=True, eq=False)
@@ -306,7 +307,7 @@ class Job:
         if limit is None or since is None or not self.width:
             return None
         left_s = (limit * 1000 - self.state.delivered_ms) / 1000 / self.width
-        return since + timedelta(seconds=left_s)
+        return later(since, left_s)
 
     def _account(self, before: JobPhase) -> None:
         state, now = self.state, workflow.now()
@@ -317,7 +318,7 @@ class Job:
             state.running_since, state.running_width = now, self.width
             every = self.spec.checkpoint.every_s
             if every is not None and (before is JobPhase.STARTING or state.checkpoint_due is None):
-                state.checkpoint_due = now + timedelta(seconds=every)
+                state.checkpoint_due = later(now, every)
 
     def _emit_phase(self, before: JobPhase | None, reason: str, exit_code: int | None) -> None:
         state = self.state
@@ -334,6 +335,11 @@ class Job:
             delivered_ms=state.delivered_ms,
         )
         outbox.append(state.outbox, data, now=workflow.now(), epoch=state.epoch)
+
+
+def later(time: datetime, seconds: float) -> datetime:
+    """So many seconds after a time; no more than a century, where a spec has more than a calendar."""
+    return time + timedelta(seconds=min(seconds, _NEVER_S))
 
 
 def keep(views: list[V], view: V) -> None:

@@ -15,7 +15,7 @@ from model.requests import OperationResult
 from model.runtime import Outcome, RuntimeCode
 from model.units import counted
 from workflows.job import checkpoint, finish, parts, recover, start
-from workflows.job.core import Job, Request
+from workflows.job.core import Job, Request, later
 from workflows.job.errors import Fenced, Interrupted, NodeLost, OperationFailed
 from workflows.job.migrate import migrate, prepare_resize
 from workflows.job.outbox import refusal
@@ -293,7 +293,7 @@ def _release(job: Job, why: str) -> None:
 async def _checkpoint(job: Job, backlog: str = "") -> None:
     every = job.spec.checkpoint.every_s
     if every is not None:
-        job.state.checkpoint_due = workflow.now() + timedelta(seconds=every)
+        job.state.checkpoint_due = later(workflow.now(), every)
     if backlog:
         job.note("checkpoint not taken", backlog)
         return

@@ -264,6 +264,15 @@ async def test_periodic_checkpoints_and_the_limit_of_device_time(fleet: Fleet) -
     assert "device_time_limit_s" in view.failure and not node.running(job.id)
 
 
+async def test_what_is_due_in_more_years_than_there_are_is_never_due(fleet: Fleet) -> None:
+    job = await fleet.submit(checkpoint={"every_s": 10**18}, device_time_limit_s=10**18)
+    await job.run_on(fleet.nodes[0].device(0))
+    await job.phase(JobPhase.RUNNING)
+    await job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    job.check()
+
+
 async def test_who_waits_for_a_resumption_holds_no_renewal_up(fleet: Fleet) -> None:
     job = await fleet.submit()
     await job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True))
