@@ -12,6 +12,7 @@ import typer
 from cli import usage
 from cli.fleet.options import complete_all_jobs
 from cli.usage import LAST_STEP
+from model.units import counted
 
 if TYPE_CHECKING:
     from events.consumer import EventReader, Record
@@ -196,8 +197,9 @@ def describe(event: Event) -> tuple[str, str, str]:
         return f"sharing: {event.data.kind}", event.data.reason, "red" if event.data.kind == "mismatch" else "yellow"
     data = event.data
     jobs = ", ".join(f"{part.job} at step {part.step}" for part in data.jobs) or "no job"
+    devices = counted(len(data.devices), "device")
     free = data.host.memory_available_bytes / (1 << 30)
-    return "report", f"{len(data.devices)} devices, {jobs}, load {data.host.load_1m:.1f}, {free:.1f} GiB free.", "dim"
+    return "report", f"{devices}, {jobs}, load {data.host.load_1m:.1f}, {free:.1f} GiB free.", "dim"
 
 
 _STYLES = {"running": "green", "completed": "green", "failed": "red", "cancelled": "dim", "suspended": "magenta"}

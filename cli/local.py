@@ -94,6 +94,7 @@ def resize(
     """Has JOB go on on K devices: on fewer, several of its ranks share one; its numbers stay the same."""
     from model.errors import ModelError
     from model.splicing import check_width
+    from model.units import counted
     from proxy_runtime.shim.spec import CutRequest, RunError
 
     client = _client(job)
@@ -103,7 +104,7 @@ def resize(
     except ModelError as error:
         raise RunError(str(error), code="run.bad-width") from error
     if devices == status.get("width"):
-        raise RunError(f"the job runs on {devices} device{'s' * (devices > 1)} already.", code="run.bad-width")
+        raise RunError(f"the job runs on {counted(devices, 'device')} already.", code="run.bad-width")
     _finish(client.cut(CutRequest(at_step=at_step, devices=devices)))
 
 

@@ -18,7 +18,7 @@ import typer
 
 from cli.console import cut_sentence, cut_table, messages, say
 from cli.usage import LAST_STEP, MOST_RANKS, once
-from model.units import parse_bytes
+from model.units import counted, parse_bytes
 from proxy_runtime.errors import ErgoError
 
 if TYPE_CHECKING:
@@ -158,8 +158,8 @@ def run(
             tell(f"interrupted by {signal.Signals(early.number).name}: nothing was started.")
             raise typer.Exit(128 + early.number) from None
         ranks, devices = job.spec.world_size, job.spec.devices
-        what = "a script that starts its own ranks" if job.spec.pack == "node" else f"{ranks} rank{'s' * (ranks > 1)}"
-        tell(f"job {job.spec.job_id}: {what} on {devices} device{'s' * (devices > 1)}")
+        what = "a script that starts its own ranks" if job.spec.pack == "node" else counted(ranks, "rank")
+        tell(f"job {job.spec.job_id}: {what} on {counted(devices, 'device')}")
         code = foreground.follow(job, sorted(cut_at or []), interval, move=not live)
     if job.cuts and not quiet:
         messages.print(cut_table(job.cuts))

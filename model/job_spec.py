@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from model.codec import as_json, beyond_json, faults_of, parse_json, show
 from model.errors import Fault, ModelError
 from model.ids import CheckpointId, JobId, TenantId
-from model.units import Bytes
+from model.units import Bytes, counted
 
 API_VERSION = "ergosphere/v1"
 _MAX_RANKS = 1 << 20
@@ -284,7 +284,8 @@ def _check_widths(spec: JobSpec) -> Iterator[Fault]:
     for where in few[:1]:
         yield Fault(
             where,
-            f"is {getattr(spec, where)}, but what starts its own ranks (`pack: node`) has its {whole} devices for life",
+            f"is {getattr(spec, where)}, but what starts its own ranks (`pack: node`) has {counted(whole, 'device')} "
+            "for life",
             "Leave it out.",
         )
     if not few and spec.min_width > spec.widest:

@@ -22,6 +22,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from model.ids import CheckpointId, Epoch, JobId, Step, TenantId
+from model.units import counted
 
 MANIFEST_FORMAT = "ergosphere/manifest"
 HEAD_FORMAT = "ergosphere/head"
@@ -194,7 +195,9 @@ class ManifestHeader(_Shape):
         if [r.rank for r in self.ranks] != list(range(self.world_size)):
             raise ValueError(f"A header of world size {self.world_size} must list ranks 0 to {self.world_size - 1}.")
         if len(self.placement) != self.world_size:
-            raise ValueError(f"The placement names {len(self.placement)} devices for {self.world_size} ranks.")
+            raise ValueError(
+                f"The placement names {counted(len(self.placement), 'device')} for {counted(self.world_size, 'rank')}."
+            )
         completed: dict[str, tuple[int, tuple[int, ...]]] = {}
         for rank in self.ranks:
             for comm in rank.communicators:

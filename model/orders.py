@@ -8,6 +8,7 @@ from typing import Literal
 from model.errors import ModelError
 from model.ids import TenantId
 from model.shape import Shape
+from model.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class QuotaOrder(Shape):
     def __post_init__(self) -> None:
         if not (self.quota is None or 0 <= self.quota < 1e9) or not 0 < self.weight < 1e9:
             raise ModelError(
-                f"A quota of {self.quota} devices with the weight {self.weight} for the tenant {self.tenant}.",
+                f"A quota of {counted(self.quota or 0, 'device')} with the weight {self.weight} for the tenant "
+                f"{self.tenant}.",
                 code="model.quota",
                 remedy="A quota is from 0, a weight above 0.",
             )

@@ -10,6 +10,7 @@ from model.errors import Fault, ModelError
 from model.ids import DeviceId, Epoch, NodeId
 from model.job_spec import JobSpec
 from model.shape import Shape
+from model.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Placement(Shape):
         if bad is not None:
             yield Fault(
                 f"device_of_rank[{bad}]",
-                f"is {self.device_of_rank[bad]}, but there are {self.width} devices",
+                f"is {self.device_of_rank[bad]}, but the placement has {counted(self.width, 'device')}",
                 "Use an index into `devices`.",
             )
             return
@@ -157,7 +158,7 @@ def check_placement(spec: JobSpec, placement: Placement) -> None:
         faults.append(
             Fault(
                 "devices",
-                f"has {placement.width} devices, but the job runs on {spec.min_width} to {spec.widest}",
+                f"has {counted(placement.width, 'device')}, but the job runs on {spec.min_width} to {spec.widest}",
                 "Change the placement, or the widths of the job.",
             )
         )

@@ -136,7 +136,7 @@ def check_width(world_size: int, width: int) -> None:
     if world_size % width:
         possible = ", ".join(map(str, widths(world_size)))
         raise ModelError(
-            f"{world_size} ranks cannot be shared out evenly over {width} devices; possible are {possible}.",
+            f"{world_size} ranks cannot be shared out evenly over {counted(width, 'device')}; possible are {possible}.",
             code="model.width",
         )
 
@@ -152,8 +152,8 @@ def check_fit(found: Parallelism, device_of_rank: Sequence[int], memory_bytes: i
         needed = found.needed(ranks)
         if memory_bytes and needed > memory_bytes:
             raise ModelError(
-                f"It would not fit: {len(ranks)} ranks on one device need {size_words(needed)}, by what they have used "
-                f"so far, and a device has {size_words(memory_bytes)}.",
+                f"It would not fit: {counted(len(ranks), 'rank')} on one device need {size_words(needed)}, by what "
+                f"they have used so far, and a device has {size_words(memory_bytes)}.",
                 code="model.fit",
             )
 

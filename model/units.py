@@ -56,6 +56,7 @@ def size_words(count: float) -> str:
     return f"{count:.1f} {_UNITS[-1]}"
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """``1 node``, ``2 nodes``."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def counted(number: float, noun: str, plural: str = "") -> str:
+    """``1 node``, ``2 nodes``, ``1.5 nodes``."""
+    text = str(number) if isinstance(number, int) else f"{number:g}"
+    return f"{text} {noun if number == 1 else plural or noun + 's'}"

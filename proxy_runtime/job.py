@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from model.units import counted
 from proxy_runtime import build
 from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.process import checks
@@ -302,8 +303,8 @@ def _require_machine(spec: RunSpec) -> None:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if (spec.processes + spec.devices) * _LEAST_PROCESS_BYTES > memory:
         raise RunError(
-            f"{spec.processes} ranks on {spec.devices} devices do not fit this machine: each is a process of at least "
-            f"{_LEAST_PROCESS_BYTES >> 20} MiB, and it has {memory >> 20} MiB of memory.",
+            f"{counted(spec.processes, 'rank')} on {counted(spec.devices, 'device')} do not fit this machine: each "
+            f"is a process of at least {_LEAST_PROCESS_BYTES >> 20} MiB, and it has {memory >> 20} MiB of memory.",
             code="run.machine",
             remedy="Lower --nproc or --devices.",
         )

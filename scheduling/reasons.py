@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from model.control import Demand, JobNotice
 from model.ids import DeviceId, NodeId
+from model.units import counted
 from scheduling.accounts import CORE_TIER
 from scheduling.core.settings import LEVELS
 from scheduling.words import are, devices, listed
@@ -58,7 +59,7 @@ def grown(notice: JobNotice, on: Sequence[DeviceId], *, held: bool) -> str:
 
 def resized(notice: JobNotice, on: Sequence[DeviceId]) -> str:
     """A person's resize."""
-    return f"A person resizes {job_name(notice)} from {len(notice.devices)} devices to {where(on)}."
+    return f"A person resizes {job_name(notice)} from {devices(len(notice.devices))} to {where(on)}."
 
 
 def makes_room(notice: JobNotice, on: Sequence[DeviceId], other: JobNotice) -> str:
@@ -217,7 +218,7 @@ def blocked(
 
 def over_quota(level: float, tenant: str, promised: float, quota: float) -> str:
     """No level can be promised: the tenant's quota is used up. Figures in devices times level."""
-    return f"{_unpromised(level)}: {tenant} has {promised:.4g} of a quota of {quota:.4g} devices; "
+    return f"{_unpromised(level)}: {tenant} has {promised:.4g} of a quota of {counted(quota, 'device')}; "
 
 
 def over_cap(level: float, promised: float, cap: float) -> str:

@@ -11,6 +11,7 @@ import typer
 from cli import usage
 from cli.console import say
 from cli.fleet.options import AsJson, Wait, complete_nodes, print_json, print_table
+from model.units import counted
 
 if TYPE_CHECKING:
     from cli.fleet.client import Fleet
@@ -136,7 +137,7 @@ def set_quota(
             raise FleetError(f"{under} is below {tenant}, or is {tenant}.", code="fleet.quota")
         await _tell(fleet, order)
         await _until(fleet, shows)
-        say(f"{tenant}: {'no limit' if limit is None else f'{limit:g} devices'}, weight {weight:g}")
+        say(f"{tenant}: {'no limit' if limit is None else counted(limit, 'device')}, weight {weight:g}")
 
     call(main)
 

@@ -12,6 +12,7 @@ from cli.console import say
 from cli.fleet import spec as specs
 from cli.fleet.options import complete_tiers
 from model.errors import ModelError
+from model.units import counted
 
 if TYPE_CHECKING:
     from cli.fleet.client import Fleet
@@ -249,13 +250,13 @@ def too_few(spec: JobSpec, *by_node: int) -> str:
     devices, most = sum(by_node), max(by_node, default=0)
     if spec.pack == "node" and most < spec.devices_per_rank:
         return (
-            f"it needs {spec.devices_per_rank} devices{kind} on one node, and none has more than {most}: "
+            f"it needs {counted(spec.devices_per_rank, 'device')}{kind} on one node, and none has more than {most}: "
             "it stays queued until one has"
         )
     has = f"the fleet has {devices}{kind}" if devices else f"the fleet has none{kind}"
     if devices < spec.min_width:
-        count = "1 device" if spec.min_width == 1 else f"{spec.min_width} devices"
+        count = counted(spec.min_width, "device")
         return f"it needs at least {count}, and {has}: it stays queued until there are enough"
     if devices < spec.widest:
-        return f"it asks for {spec.widest} devices, and {has}: it may stay queued; `ergo explain` tells"
+        return f"it asks for {counted(spec.widest, 'device')}, and {has}: it may stay queued; `ergo explain` tells"
     return ""

@@ -73,6 +73,9 @@ class Cutter:
         for reply in in_parallel([lambda proxy=proxy: proxy.stats(deadline_s=deadline_s) for proxy in proxies]):
             for rank, memory in reply["ranks"].items():
                 self.counts.setdefault(int(rank), {})["memory"] = memory
+            for name, count in reply.get("splice", {}).items():
+                if isinstance(count, int):
+                    self._report.sharing[name] = self._report.sharing.get(name, 0) + count
         ranks = self._generation.ranks
         self._report.steps = [self.counts.get(rank.rank, {}).get("step", 0) for rank in ranks]
 

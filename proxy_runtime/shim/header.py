@@ -5,26 +5,29 @@ from __future__ import annotations
 import functools
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from model.ids import Step
 from model.manifest import CommunicatorState, HostClass, ManifestHeader, NumericsClass, RankState
 from proxy_runtime.build import Build
+from proxy_runtime.checkpoint.parts import Part
+from proxy_runtime.checkpoint.writer import CheckpointWriter
 from proxy_runtime.shim.generation import Generation, Rank
 from proxy_runtime.shim.spec import RunSpec
 
 
-def manifest_header(generation: Generation, counts: dict[int, dict[str, Any]]) -> ManifestHeader:
+def manifest_header(generation: Generation, ranks: tuple[RankState, ...]) -> ManifestHeader:
     """Header of a checkpoint of a generation that has all ranks of its job.
 
     Args:
         generation: stopped at the cut.
-        counts: as of `Cutter.counts` after `finish`.
+        ranks: where they stand.
     """
     spec = generation.spec
     placement = tuple(f"{spec.device_kind}:{device}" for device in generation.placement)
-    return job_header(spec, generation.build, placement, rank_states(generation, counts), time.time_ns())
+    return job_header(spec, generation.build, placement, ranks, time.time_ns())
 
 
 def job_header(
@@ -59,6 +62,13 @@ def job_header(
 def rank_states(generation: Generation, counts: dict[int, dict[str, Any]]) -> tuple[RankState, ...]:
     """Where the local ranks stand, by what their proxies have counted."""
     return tuple(_rank_state(generation, rank, counts.get(rank.rank, {})) for rank in generation.ranks)
+
+
+def sketched(states: Iterable[RankState], writer: CheckpointWriter) -> tuple[RankState, ...]:
+    """The same with what tells replicas: their device memory has been given to `writer`."""
+    return tuple(
+        state.model_copy(update={"sketch": writer.sketch(Part.device(state.rank), "storages")}) for state in states
+    )
 
 
 def _rank_state(generation: Generation, rank: Rank, counts: dict[str, Any]) -> RankState:

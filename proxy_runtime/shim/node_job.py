@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from model.units import counted
 from proxy_runtime.build import Build
 from proxy_runtime.checkpoint.errors import BUSY, CheckpointError
 from proxy_runtime.checkpoint.reader import CheckpointReader
@@ -22,8 +23,9 @@ from proxy_runtime.device.client import Zygote
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.shim.generation import Generation, ended_on_error
-from proxy_runtime.shim.header import host_class, manifest_header, numerics_class
+from proxy_runtime.shim.header import host_class, manifest_header, numerics_class, rank_states, sketched
 from proxy_runtime.shim.layout import EpochLayout, RunLayout
+from proxy_runtime.shim.placing import place
 from proxy_runtime.shim.restoring import Restoration
 from proxy_runtime.shim.spec import CutReport, CutRequest, RankExit, RunError, RunSpec
 from proxy_runtime.shim.zygotes import fork_proxies, start_zygote
@@ -63,6 +65,7 @@ class NodeJob:
             generation.mount()
             generation.launch_ranks()  # they import torch while the zygote does
             self._fork_proxies(generation)
+            generation.connect()
             generation.attach()
             generation.start()
         self._adopt(generation)
@@ -77,10 +80,15 @@ class NodeJob:
         )
         self.epoch = reader.manifest.epoch + 1
         layout = self._new_epoch(self.epoch, volume=False)
-        generation = Generation.prepare(self.spec, self.epoch, layout, self.build, self.spec.devices)
+        header = reader.manifest.header
+        devices = list(dict.fromkeys(header.placement))
+        before = [devices.index(device) for device in header.placement]
+        generation = Generation.prepare(spec, self.epoch, layout, self.build, spec.devices)
+        generation.placement = place(spec, header.ranks, spec.devices, before)
         with ended_on_error(generation):
             self._start_zygote()
             self._fork_proxies(generation)
+            generation.connect()
             restoration = Restoration(generation, reader, self._tool())
             restoration.bring(deadline_s=120.0)
             restoration.go()
@@ -187,11 +195,15 @@ class NodeJob:
         devices = request.devices or old.devices
         if self.spec.pack == "node" and devices != old.devices:
             raise RunError(
-                f"a job that starts its own ranks sees {old.devices} devices for life; it cannot be cut to {devices}.",
+                f"a job that starts its own ranks sees {counted(old.devices, 'device')} for life; it cannot be cut to "
+                f"{devices}.",
                 code="run.bad-width",
             )
         if not 1 <= devices <= self.spec.world_size:
-            raise RunError(f"cannot place {self.spec.world_size} ranks on {devices} devices.", code="run.bad-width")
+            raise RunError(
+                f"cannot place {counted(self.spec.world_size, 'rank')} on {counted(devices, 'device')}.",
+                code="run.bad-width",
+            )
         store = self._opened_store()
         scratch = old.layout.scratch("cut")
         fresh: Generation | None = None
@@ -204,6 +216,9 @@ class NodeJob:
         try:
             if fresh is not None:
                 self._fork_proxies(fresh)
+                if devices == old.devices:
+                    fresh.placement = old.placement
+                    fresh.connect()
             cutter = Cutter(old, tool, scratch, report)
             start = clock()
             limit_s = request.deadline_s
@@ -217,7 +232,11 @@ class NodeJob:
                     report.ms["downtime"] = (clock() - start) * 1e3 - report.ms.get("wait_for_step", 0.0)
                 committed = clock()
                 cutter.pack(writer)
-                checkpoint = writer.commit(manifest_header(old, cutter.counts))
+                ranks = sketched(rank_states(old, cutter.counts), writer)
+                if fresh is not None and devices != old.devices:  # who shares a device is not known before
+                    fresh.placement = place(self.spec, ranks, devices, old.placement)
+                    fresh.connect()
+                checkpoint = writer.commit(manifest_header(old, ranks))
             report.checkpoint = str(checkpoint)
             report.ms["write"] = (clock() - committed) * 1e3
             if fresh is not None:
@@ -303,4 +322,3 @@ class NodeJob:
         if self._zygote is None:
             raise RunError("the zygote of the device proxies is not running.", code="run.no-zygote")
         fork_proxies(generation, self._zygote, self.layout)
-        generation.connect()

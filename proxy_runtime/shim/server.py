@@ -167,14 +167,18 @@ class Shim(SocketServer):
                 future.set_exception(error)
 
         if self._ended.is_set():
-            raise RunError("the job has ended.", code="run.ended")
+            raise self._over()
         self._operations.put(operation)
         while not self._ended.is_set():
             with suppress(TimeoutError):
                 return future.result(timeout=0.1)
         if future.done():
             return future.result()
-        raise RunError("the job has ended.", code="run.ended")
+        raise self._over()
+
+    def _over(self) -> RunError:
+        why = (self._result or {}).get("sentence")
+        return RunError(f"the job has ended: {why}" if why else "the job has ended.", code="run.ended")
 
 
 def _is_log_event(line: str) -> bool:

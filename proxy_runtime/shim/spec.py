@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from model.manifest import Pack
+from model.units import counted
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.namespace import Network
 
@@ -93,8 +94,8 @@ class RunSpec:
             raise RunError(f"a job needs at least one rank, not {self.world_size}.", code="run.bad-spec")
         if not 1 <= self.devices <= self.world_size:
             raise RunError(
-                f"{self.devices} devices for {self.world_size} ranks: a job uses at least one device "
-                "and at most as many as it has ranks.",
+                f"{counted(self.devices, 'device')} for {counted(self.world_size, 'rank')}: a job uses at least one "
+                "device and at most as many as it has ranks.",
                 code="run.bad-spec",
                 remedy="Lower --devices or raise --nproc.",
             )
@@ -107,7 +108,8 @@ class RunSpec:
             placed, local = self.part.device_of_rank, self.part.local_devices
             if len(placed) != self.world_size or set(placed) != set(range(self.devices)):
                 raise RunError(
-                    f"the placement {placed} does not put {self.world_size} ranks on {self.devices} devices.",
+                    f"the placement {placed} does not put {counted(self.world_size, 'rank')} on "
+                    f"{counted(self.devices, 'device')}.",
                     code="run.bad-spec",
                 )
             if not local or not set(local) <= set(placed):
@@ -170,7 +172,9 @@ class CutReport:
     """What a cut did. Times in milliseconds, sizes in bytes.
 
     `outcome` is `moved`, `checkpointed`, `stopped`, `job-ended` (nothing was left to cut) or `called-off`
-    (it failed, `error` says why, and the job runs on as it was).
+    (it failed, `error` says why, and the job runs on as it was). `sharing` is what ranks on one device have shared
+    since they are there: the sums of their proxies' counters (docs/design/0004), empty where every rank had one of its
+    own.
     """
 
     outcome: str = "called-off"
@@ -185,6 +189,7 @@ class CutReport:
     pending_bytes: int = 0
     image_bytes: int = 0
     device_bytes: int = 0
+    sharing: dict[str, int] = field(default_factory=dict)
     ms: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def test_a_manifest_that_makes_no_sense_is_refused(change: dict[str, Any], says:
     ("change", "says"),
     [
         ({"world_size": 3}, "ranks 0 to 2"),
-        ({"placement": ("cpu:0",)}, "1 devices for 2 ranks"),
+        ({"placement": ("cpu:0",)}, "1 device for 2 ranks"),
         ({"ranks": (RankState(rank=1, step=Step(0)), RankState(rank=0, step=Step(0)))}, "ranks 0 to 1"),
         (
             {

@@ -50,7 +50,7 @@ async def on_node(
     attempts: int = 3,
     urgent: bool = False,
     patient: bool = False,
-    moot: Callable[[], bool] | None = None,
+    moot: Callable[[], str] | None = None,
 ) -> T:
     """Calls a node.
 
@@ -65,7 +65,7 @@ async def on_node(
         attempts: how many.
         urgent: goes on even where the operation should give way: it puts something back in order.
         patient: gives way only where the record has to be opened again, not to a cancellation.
-        moot: says that the operation has no purpose any more, because the job does not run on.
+        moot: says why the operation has no purpose any more, because the job does not run on; else empty.
 
     Raises:
         OperationFailed: `NodeLost`, `Interrupted`, `Fenced`, or another.
@@ -185,10 +185,10 @@ async def _outcome(
     node: NodeId | None = None,
     urgent: bool = False,
     gives_way: Callable[[], bool] | None = None,
-    moot: Callable[[], bool] | None = None,
+    moot: Callable[[], str] | None = None,
 ) -> T:
     def given_up() -> bool:
-        if (node is not None and job.is_lost(node)) or (moot is not None and moot()):
+        if (node is not None and job.is_lost(node)) or (moot is not None and moot() != ""):
             return True
         return gives_way() if gives_way is not None else job.interrupted and not urgent
 
@@ -201,8 +201,8 @@ async def _outcome(
         await let_go(handle)
         if node is not None and job.is_lost(node):
             raise NodeLost(node)
-        if moot is not None and moot() and not job.interrupted:
-            raise OperationFailed("The job has ended meanwhile.", code="job.over")
+        if moot is not None and (why := moot()) and not job.interrupted:
+            raise OperationFailed(f"The job has ended meanwhile: {why}", code="job.over")
         raise Interrupted(job.cancel or job.reopen, code="job.interrupted")
     try:
         return handle.result()

@@ -78,8 +78,8 @@ async def take(job: Job, kind: Literal["live", "full"]) -> CutResult:
     placement = job.state.placement
     if placement is None:
         raise OperationFailed("The job is on no node.", code="job.not-placed")
-    if any(part.over for part in job.parts.values()):
-        raise OperationFailed("The job is ending, so that no cut is taken.", code="job.ending")
+    if why := parts.over(job):
+        raise OperationFailed(f"The job is ending, so that no cut is taken: {why}", code="job.ending")
     began = workflow.now()
     job.state.cut += 1
     cut, nodes = job.state.cut, placement.nodes
@@ -294,7 +294,7 @@ def completed_nodes(job: Job) -> tuple[NodeId, ...]:
 
 def _not_yet(job: Job, error: OperationFailed) -> bool:
     """Whether a node refuses a cut only because its part does not run yet."""
-    if any(part.over for part in job.parts.values()):
+    if parts.over(job):
         return False
     if error.code == RuntimeCode.STARTING:
         return True  # it ends by itself: the part runs, or fails and is over

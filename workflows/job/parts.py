@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Literal
 
@@ -14,7 +14,17 @@ from temporalio.exceptions import ActivityError, CancelledError
 from model.ids import Epoch, NodeId
 from model.names import Activity, node_task_queue
 from model.placement import Placement
-from model.runtime import AttendInput, AttendResult, Outcome, RuntimeCode, SharingNotice, StopInput, StopResult
+from model.runtime import (
+    AttendInput,
+    AttendResult,
+    Outcome,
+    RankExit,
+    RuntimeCode,
+    SharingNotice,
+    StopInput,
+    StopResult,
+)
+from model.units import counted
 from workflows.job import sharing
 from workflows.job.calls import FINAL_CODES, FOREVER, HEARTBEAT_S, every, on_node
 from workflows.job.core import Job, Part
@@ -42,8 +52,7 @@ def attend(job: Job, start: Literal["fresh", "restored"]) -> None:
 def _ranks(job: Job, placement: Placement, node: NodeId) -> str:
     if job.spec.pack == "node":
         return "a script that starts its own ranks"
-    ranks = len(placement.ranks_at(node))
-    return f"{ranks} rank{'s' if ranks > 1 else ''}"
+    return counted(len(placement.ranks_at(node)), "rank")
 
 
 async def _attend(job: Job, part: Part, request: AttendInput, story: str) -> None:
@@ -87,6 +96,10 @@ def trouble(job: Job) -> OperationFailed | None:
     for node in job.nodes:
         if job.is_lost(node):
             return NodeLost(node)
+    return _cut_short(job)
+
+
+def _cut_short(job: Job) -> OperationFailed | None:
     for part in job.parts.values():
         if part.error is not None:
             return part.error
@@ -102,9 +115,16 @@ def ended(job: Job, outcome: Outcome) -> tuple[Part, ...]:
     return tuple(part for part in job.parts.values() if part.result is not None and part.result.outcome is outcome)
 
 
-def over(job: Job) -> bool:
-    """Whether a part has told how it ended, or that it could not be attended: the job does not run on as it did."""
-    return any(part.result is not None or part.error is not None for part in job.parts.values())
+def over(job: Job) -> str:
+    """Why the job does not run on as it did: how a part of it ended, or that it could not be attended; else empty."""
+    if found := _cut_short(job):
+        return found.message
+    if failed := ended(job, Outcome.FAILED):
+        code, _ = failure_of(job, failed)
+        who = next((f"rank {end.rank}" for end in _failures(failed)), "a rank")
+        return f"{'its command' if job.spec.pack == 'node' else who} exited with {code}."
+    done = ended(job, Outcome.COMPLETED)
+    return f"its ranks on {', '.join(part.node.name for part in done)} have ended." if done else ""
 
 
 async def end_epoch(job: Job, reason: str, *, grace_s: float = 0.0) -> None:
@@ -166,9 +186,13 @@ async def stop_all(
 
 def failure_of(job: Job, parts: Sequence[Part]) -> tuple[int, str]:
     """Exit code and last words of the first rank that failed, or of the command that has started the ranks."""
-    for part in parts:
-        for end in part.result.exits if part.result is not None else ():
-            if end.exit_code not in (None, 0):
-                who = "The command" if job.spec.pack == "node" else f"Rank {end.rank}"
-                return end.exit_code or 1, f"{who} exited with {end.exit_code}. {end.last_words}".strip()
+    for end in _failures(parts):
+        who = "The command" if job.spec.pack == "node" else f"Rank {end.rank}"
+        return end.exit_code or 1, f"{who} exited with {end.exit_code}. {end.last_words}".strip()
     return 1, "A rank failed."
+
+
+def _failures(parts: Sequence[Part]) -> Iterator[RankExit]:
+    for part in parts:
+        if part.result is not None:
+            yield from (end for end in part.result.exits if end.exit_code not in (None, 0))

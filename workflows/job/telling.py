@@ -14,6 +14,7 @@ from model.ids import JobId
 from model.job_state import JobPhase
 from model.names import CLUSTER_TASK_QUEUE, JOB_TASK_QUEUE, Activity
 from model.splicing import widths
+from model.units import counted
 from workflows.job import outbox
 from workflows.job.calls import FOREVER, control, told
 from workflows.job.core import Job
@@ -39,7 +40,7 @@ async def publish(job: Job) -> None:
             continue
         request = PublishInput(state.job, workflow.info().run_id, state.generation, events)
         count = len(events)
-        story = f"publish {count} event{'s' if count > 1 else ''}"
+        story = f"publish {counted(count, 'event')}"
         try:
             await control(job, Activity.PUBLISH, request, PublishResult, story=story, patient=True)
         except Fenced as error:

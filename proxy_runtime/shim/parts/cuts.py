@@ -17,6 +17,7 @@ from proxy_runtime.checkpoint.writer import CheckpointWriter, WrittenParts
 from proxy_runtime.cut.cutter import Cutter
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.shim.generation import Generation
+from proxy_runtime.shim.header import sketched
 from proxy_runtime.shim.part import Limits, PartWritten, Phase
 from proxy_runtime.shim.spec import CutReport, RunError
 
@@ -240,10 +241,7 @@ class PartCuts:
                 RankParts(rank=r, process=written.refs.get(Part.process(r)), device=written.refs.get(Part.device(r)))
                 for r in job.ranks
             ),
-            states=tuple(
-                state.model_copy(update={"sketch": writer.sketch(Part.device(state.rank), "storages")})
-                for state in states
-            ),
+            states=sketched(states, writer),
             volume=written.refs.get(Part.volume()),
         )
         return _report(parts, written, created_at_ns, cut.report.ms)

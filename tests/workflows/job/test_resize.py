@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import nullcontext, suppress
 
 import pytest
-from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateStage
+from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError, WorkflowUpdateStage
 
 from events.types import DecisionMade, JobPhaseChanged
 from model.control import JobView
@@ -146,19 +147,25 @@ async def test_what_is_made_ready_ahead_is_not_tried_again_by_one_node_alone(fle
     await ends(job)
 
 
-async def test_a_job_that_ends_while_a_resize_is_made_ready_has_ended(fleet: Fleet) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "code", "words"), [(Outcome.COMPLETED, 0, "its ranks on"), (Outcome.FAILED, 3, "rank 0 exited with 3.")]
+)
+async def test_a_job_that_ends_while_a_resize_is_made_ready_has_ended(
+    fleet: Fleet, outcome: Outcome, code: int, words: str
+) -> None:
     job = await four(fleet)
     held = fleet.troubles.holds["transfer.ahead"] = threading.Event()
     try:
         asked = asyncio.ensure_future(resize(job, 2))
         await until(lambda: fleet.troubles.calls["transfer.ahead"] > 0, "it is made ready")
-        await job.end(Outcome.COMPLETED)
+        await job.end(outcome, code)
         why, _ = await asked
-        assert "has ended meanwhile" in why
+        assert f"has ended meanwhile: {words}" in why
     finally:
         held.set()
         fleet.troubles.holds.clear()
-    await job.workflow.result()
+    with suppress(WorkflowFailureError) if code else nullcontext():
+        await job.workflow.result()
     job.check()
 
 

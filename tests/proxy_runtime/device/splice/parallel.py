@@ -1,9 +1,12 @@
-"""Fully sharded, tensor-parallel and pipeline training: ranks that share little. It imports nothing of ours."""
+"""Fully sharded, tensor-parallel and pipeline training, and mixes of them: ranks that share little.
 
+It imports nothing of ours. Mixes are of halves: of 4 ranks, 2 by 2.
+"""
+
+import argparse
 import hashlib
 import os
 import pathlib
-import sys
 import time
 
 import torch
@@ -14,14 +17,23 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-mode = sys.argv[1]
-steps = int(sys.argv[2]) if sys.argv[2:] else 6
-hurry = pathlib.Path(sys.argv[3]) if sys.argv[3:] else None  # half a second a step until this file is there
+parser = argparse.ArgumentParser()
+parser.add_argument("mode", choices=["fsdp", "hsdp", "tp", "pp", "tp_dp", "tp_fsdp"])
+parser.add_argument("steps", type=int, nargs="?", default=6)
+parser.add_argument("hurry", type=pathlib.Path, nargs="?", help="half a second a step until this file is there")
+parser.add_argument("--width", type=int, default=64)
+args = parser.parse_args()
+mode, width = args.mode, args.width
 dist.init_process_group("nccl")
 rank, world = dist.get_rank(), dist.get_world_size()
+half = world // 2
 torch.manual_seed(3)
-model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8)).cuda()
+model = nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 8)).cuda()
 stage: nn.Module = model
+replicas: dist.ProcessGroup | None = None  # who averages gradients here by hand
+tensor_parallel = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+first, peer = rank < half, (rank + half) % world  # of a pipeline of two stages
+data_seed = rank
 if mode == "fsdp":
     mesh = init_device_mesh("cuda", (world,))
     for layer in model:
@@ -29,42 +41,59 @@ if mode == "fsdp":
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
 elif mode == "hsdp":
-    mesh = init_device_mesh("cuda", (world // 2, 2), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh("cuda", (half, 2), mesh_dim_names=("replicate", "shard"))
     fully_shard(model, mesh=mesh)
 elif mode == "tp":
-    mesh = init_device_mesh("cuda", (world,))
-    stage = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    stage = parallelize_module(model, init_device_mesh("cuda", (world,)), tensor_parallel)
+    data_seed = 0
+elif mode in ("tp_dp", "tp_fsdp"):
+    mesh = init_device_mesh("cuda", (half, 2), mesh_dim_names=("data", "tensor"))
+    stage = parallelize_module(model, mesh["tensor"], tensor_parallel)
+    data_seed = mesh.get_local_rank("data")
+    if mode == "tp_fsdp":
+        fully_shard(stage, mesh=mesh["data"])
+    else:
+        replicas = mesh.get_group("data")
 elif mode == "pp":
-    stage = model[2:] if rank % 2 else model[:2]  # of two ranks each
-optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-2, foreach=mode != "tp")
-data = torch.Generator().manual_seed(0 if mode in ("tp", "pp") else rank)
+    stage = model[:2] if first else model[2:]
+    data_seed = rank % half
+    groups = [dist.new_group(list(range(start, start + half))) for start in (0, half)]
+    mine = groups[not first]
+    replicas = mine if isinstance(mine, dist.ProcessGroup) else None
+optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-2, foreach="tp" not in mode)
+data = torch.Generator().manual_seed(data_seed)
 losses = []
-for _ in range(steps):
+for _ in range(args.steps):
     x, y = torch.randn(8, 32, generator=data).cuda(), torch.randint(0, 8, (8,), generator=data).cuda()
-    if mode == "pp" and rank % 2 == 0:
+    if mode == "pp" and first:
         hidden = stage(x)
-        dist.send(hidden.detach(), rank + 1)
+        dist.send(hidden.detach(), peer)
         gradient = torch.empty_like(hidden)
-        dist.recv(gradient, rank + 1)
+        dist.recv(gradient, peer)
         hidden.backward(gradient)
     elif mode == "pp":
-        hidden = torch.empty(8, 64, device="cuda")
-        dist.recv(hidden, rank - 1)
+        hidden = torch.empty(8, width, device="cuda")
+        dist.recv(hidden, peer)
         hidden.requires_grad_()
         loss = nn.functional.cross_entropy(stage(hidden), y)
         loss.backward()
         assert hidden.grad is not None
-        dist.send(hidden.grad, rank - 1)
+        dist.send(hidden.grad, peer)
         losses.append(loss.detach())
     else:
         loss = nn.functional.cross_entropy(stage(x), y)
         loss.backward()
         losses.append(loss.detach())
+    if replicas is not None:
+        for parameter in stage.parameters():
+            gradient = parameter.grad
+            assert gradient is not None
+            dist.all_reduce(gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=replicas)
     if mode in ("fsdp", "hsdp"):  # not of tensors of two kinds
         nn.utils.clip_grad_norm_(stage.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-    if hurry is not None and not hurry.exists():
+    if args.hurry is not None and not args.hurry.exists():
         time.sleep(0.5)
 
 

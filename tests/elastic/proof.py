@@ -1,0 +1,262 @@
+"""The proof of elasticity: a job that is resized at random ends with every number of the untouched one.
+
+    python -m tests.elastic.proof [KIND...] [--seed N] [--resizes N]
+
+For each kind of `kinds.KINDS` the script runs twice under `tests/elastic/observed.py`: on a device for each rank, and
+through a sequence of widths at random moments, all drawn from the printed seed: some when a step is done, the others
+wherever the ranks are. Compared are, per rank: every loss, sha256 of weights and buffers, of optimizer state, of the
+generators of host and device, all that it printed, and every file of the job directory. Exit code 1 where any differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import random
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from model.splicing import widths
+from proxy_runtime.errors import ErgoError
+from proxy_runtime.job import Job
+from proxy_runtime.shim.spec import CutReport, CutRequest
+from tests.elastic.kinds import KINDS, Kind
+from tests.end_to_end.harness import Script, running
+
+OBSERVED = Path(__file__).with_name("observed.py")
+DEADLINE_S = 300.0
+_LAST = 0.6  # of a job's steps, after which no resize is asked for
+_APART = 4  # steps between two resizes, at least
+_PAUSE_S = 0.02  # within each step of the job that is resized
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """One of a plan: to this width when all ranks have done the step, or `anywhere` after it."""
+
+    step: int
+    width: int
+    anywhere: bool
+
+
+@dataclass(slots=True)
+class Finding:
+    """What came of a kind.
+
+    Attributes:
+        different: what the two runs do not agree on: both values, as text.
+        problems: sentences about runs that did not do what they were to.
+        cuts: of the run that was resized, as they were taken.
+        placements: after each, for every rank the index of its device.
+        seconds: that both runs took.
+    """
+
+    kind: Kind
+    seed: int
+    plan: list[Resize]
+    different: dict[str, tuple[str, str]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    cuts: list[CutReport] = field(default_factory=list)
+    placements: list[tuple[int, ...]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def equal(self) -> bool:
+        return not self.different and not self.problems
+
+    @property
+    def sharing(self) -> dict[str, int]:
+        """Counters of all stretches in which ranks shared a device, summed; sizes: the largest of them."""
+        found: dict[str, int] = {}
+        for cut in self.cuts:
+            for name, count in cut.sharing.items():
+                found[name] = max(found.get(name, 0), count) if "_bytes" in name else found.get(name, 0) + count
+        return found
+
+    @property
+    def shared(self) -> float:
+        """Which part of the ranks' calls another rank's run has served, of those on shared devices."""
+        counted = self.sharing
+        return counted.get("shared", 0) / max(1, counted.get("shared", 0) + counted.get("executed", 0))
+
+    @property
+    def row(self) -> str:
+        counted = self.sharing
+        path = "->".join(map(str, (self.kind.script.ranks, *(each.width for each in self.plan))))
+        numbers = " ".join(f"{name} {counted.get(name, 0)}" for name in ("executed", "copies", "timeouts", "verified"))
+        return (
+            f"{self.kind.name:28} world {self.kind.script.ranks} {path:14} {'equal' if self.equal else 'DIFFERENT':9} "
+            f"shared {self.shared:6.1%} {numbers} {self.seconds:.0f} s"
+        )
+
+
+def planned(kind: Kind, seed: int, resizes: int = 0) -> list[Resize]:
+    """Widths that visit all there are and end at the first one, at random steps; by default no more than that takes."""
+    draw, world = random.Random(f"{seed} {kind.name}"), kind.script.ranks
+    all_widths = widths(world)
+    resizes = resizes or len(all_widths)
+    while True:
+        path = [world]
+        for _ in range(resizes):
+            path.append(draw.choice([width for width in all_widths if width != path[-1]]))
+        if path[-1] == world and set(path) == set(all_widths):
+            break
+    spare = int(kind.steps * _LAST) - _APART * resizes
+    steps = [2 + _APART * n + each for n, each in enumerate(sorted(draw.choices(range(max(1, spare)), k=resizes)))]
+    return [Resize(step, width, draw.random() < 0.5) for step, width in zip(steps, path[1:], strict=True)]
+
+
+def prove(kind: Kind, seed: int, scratch: Path, resizes: int = 0) -> Finding:
+    """Runs a kind untouched and resized, and compares."""
+    began = time.monotonic()
+    finding = Finding(kind, seed, planned(kind, seed, resizes))
+    untouched = _run(kind, scratch / "untouched", [], finding)
+    resized = _run(kind, scratch / "resized", finding.plan, finding)
+    for name in sorted(untouched.keys() | resized.keys()):
+        one, other = untouched.get(name, "nothing"), resized.get(name, "nothing")
+        if one != other:
+            finding.different[name] = one[:200], other[:200]
+    if not any(name.endswith("generators/device") for name in untouched):
+        finding.problems.append("the script was not observed to its end")
+    if finding.sharing.get("mismatches"):
+        finding.problems.append(f"{finding.sharing['mismatches']} shared results were not what each rank computes")
+    wanted = kind.on_half
+    for found in finding.placements:
+        if wanted and len(set(found)) == len(set(wanted)) and found != wanted:
+            finding.problems.append(f"its ranks were put on devices {found}, not {wanted}")
+    finding.seconds = time.monotonic() - began
+    return finding
+
+
+def _run(kind: Kind, directory: Path, plan: list[Resize], finding: Finding) -> dict[str, str]:
+    script = kind.script
+    observed = dataclasses.replace(
+        script,
+        path=OBSERVED,
+        arguments=(str(script.path), *script.arguments),
+        env=(*script.env, *_pace(kind, directory, plan)),
+    )
+    with running(observed, directory) as job:
+        for each in plan:
+            report = _resize(job, kind, each)
+            if report is not None:
+                finding.cuts.append(report)
+                finding.placements.append(tuple(job.status().get("placement", ())))
+            _gate(directory, each).touch()
+            if report is None or report.outcome != "moved":
+                why = "the job had ended" if report is None else f"{report.outcome}: {report.error}"
+                finding.problems.append(f"it did not go on on {each.width} devices at step {each.step}: {why}")
+                for later in plan:
+                    _gate(directory, later).touch()
+                break
+        result = job.wait(DEADLINE_S)
+        logs = [job.logs(rank) for rank in range(script.ranks)]
+        if result is None or result.code:
+            finding.problems.append(result.sentence if result else f"it did not end within {DEADLINE_S:.0f} s")
+            finding.problems += [log[-1500:] for log in logs]
+    return evidence(observed, directory, logs)
+
+
+def _pace(kind: Kind, directory: Path, plan: list[Resize]) -> Iterator[tuple[str, str]]:
+    """Has ranks wait so that one resize is over before the next or the end is due, however slow the machine is."""
+    if plan and kind.steps:
+        until = [*(later.step - 2 for later in plan[1:]), kind.steps - 4]
+        gates = [f"{step}:{_gate(directory, each)}" for step, each in zip(until, plan, strict=True)]
+        yield "OBSERVED_GATES", ",".join(gates)
+        yield "OBSERVED_PAUSE", str(_PAUSE_S)
+
+
+def _gate(directory: Path, resize: Resize) -> Path:
+    return directory.with_name(f"{directory.name}-step-{resize.step}-is-over")
+
+
+def _resize(job: Job, kind: Kind, wanted: Resize) -> CutReport | None:
+    try:
+        while not job.status().get("attached"):
+            time.sleep(0.01)
+        if kind.steps and not wanted.anywhere:
+            return job.cut(CutRequest(devices=wanted.width, at_step=wanted.step))
+        if kind.steps:
+            while min(job.status()["step"]) < wanted.step:
+                time.sleep(0.002)
+        else:
+            time.sleep(wanted.step / 50)
+        return job.cut(CutRequest(devices=wanted.width))
+    except (ErgoError, KeyError):
+        return None
+
+
+def evidence(script: Script, directory: Path, logs: list[str]) -> dict[str, str]:
+    """Everything that a run has computed, by name."""
+    found: dict[str, str] = {}
+    for path in sorted(each for each in directory.rglob("*") if each.is_file()):
+        name = str(path.relative_to(directory))
+        if name.startswith("observed-rank"):
+            found.update(_flat(name, json.loads(path.read_text())))
+        else:
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    found.update({f"output of rank {rank}, line {n}": line for rank, log in enumerate(logs) for n, line in _lines(log)})
+    return found
+
+
+def _lines(log: str) -> list[tuple[int, str]]:
+    return list(enumerate(re.sub(r"\[W\d+ [\d:.]+", "[W", log).splitlines(), 1))  # torch's warnings have a time
+
+
+def _flat(name: str, value: Any) -> dict[str, str]:
+    if isinstance(value, dict):
+        return {key: text for part, each in value.items() for key, text in _flat(f"{name}/{part}", each).items()}
+    if isinstance(value, list):
+        return {key: text for n, each in enumerate(value) for key, text in _flat(f"{name}/{n}", each).items()}
+    return {name: str(value)}
+
+
+def sharing_in_order(findings: dict[str, Finding]) -> list[str]:
+    """Sentences about kinds whose ranks diverge and yet share as much as those that do not."""
+    problems: list[str] = []
+    for finding in findings.values():
+        other = findings.get(finding.kind.shares_less_than)
+        if other is not None and not finding.shared < other.shared:
+            problems.append(
+                f"{finding.kind.name}: its ranks diverge, and {finding.shared:.1%} of the calls were shared, of "
+                f"{other.kind.name} {other.shared:.1%}."
+            )
+    return problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; default: all")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--resizes", type=int, default=0, help="of each job; default: to every width")
+    args = parser.parse_args()
+    if unknown := [name for name in args.kinds if name not in KINDS]:
+        parser.error(f"no kind {', '.join(unknown)}")
+    print(f"seed {args.seed}", flush=True)
+    findings: dict[str, Finding] = {}
+    for name in args.kinds or KINDS:
+        with tempfile.TemporaryDirectory() as scratch:
+            findings[name] = finding = prove(KINDS[name], args.seed, Path(scratch), args.resizes)
+        print(finding.row, *_details(finding), sep="\n    ", flush=True)
+    wrong = sharing_in_order(findings)
+    print(*wrong, sep="\n")
+    return 0 if not wrong and all(finding.equal for finding in findings.values()) else 1
+
+
+def _details(finding: Finding) -> list[str]:
+    steps = [f"{'/'.join(map(str, sorted(set(cut.steps))))}" for cut in finding.cuts]
+    lines = [f"at steps {', '.join(steps)}"] if steps else []
+    lines += [f"{name}: {one} / {other}" for name, (one, other) in list(finding.different.items())[:12]]
+    return lines + finding.problems
+
+
+if __name__ == "__main__":
+    sys.exit(main())
