@@ -19,7 +19,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     build.ensure()
     shared = ergo_home()
     own = tmp_path_factory.mktemp("home")
-    for name in ("builds", "criu", "selftest"):
+    for name in ("builds", "cache", "criu", "selftest"):
         (shared / name).mkdir(parents=True, exist_ok=True)
         (own / name).symlink_to(shared / name)
     monkeypatch.setenv("ERGO_HOME", str(own))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from model.ids import DeviceId, Epoch, JobId, NodeId
@@ -108,6 +110,33 @@ def test_a_tree_whose_node_is_lost_goes_on_from_its_newest_checkpoint(world: Wor
     world.one.runtime.end_fenced()
     finish(job)
     assert job.digests() == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("how", "outcome"),
+    [(signal.SIGKILL, Outcome.LOST), (signal.SIGSEGV, Outcome.LOST), (signal.SIGTERM, Outcome.FAILED)],
+    ids=lambda value: value.name,
+)
+@pytest.mark.parametrize(("spec", "ranks"), [(SPAWN, "spawn_main"), (TORCHRUN, "ddp_skew")], ids=["spawn", "torchrun"])
+def test_a_rank_that_is_killed_is_a_loss(
+    world: World, spec: JobSpec, ranks: str, how: signal.Signals, outcome: Outcome
+) -> None:
+    """Launchers end with 1 in any case, and end the other ranks with SIGTERM."""
+    job = world.job(spec)
+    job.next_epoch((world.one, 0), (world.one, 1))
+    job.attend("fresh")
+    job.until_step(3)
+    part = world.one.runtime.parts.get(job.job, job.epoch)
+    assert part is not None
+    tree = psutil.Process(part.client.status().rank_pids[0])
+    found = [process for process in tree.children(recursive=True) if ranks in " ".join(process.cmdline())]
+    assert len(found) == 2, found
+    found[1].send_signal(how)
+    (result,) = job.results()
+    assert result.outcome is outcome and result.exits[0].exit_code == 1, (result, job.tails())
+    job.stop()
 
 
 def test_the_steps_of_a_channel_go_on_when_another_process_has_it() -> None:
