@@ -380,6 +380,8 @@ def _run(experiment: Experiment, policies: Sequence[str]) -> list[Measures]:
             begun = time.monotonic()
             found.append(experiment.run(policy, engine, lambda ended, task=task: progress.advance(task, ended)))
             progress.update(task, completed=count)
+            if ended := count - found[-1].ended:
+                say(f"{policy}: {ended:,} of {count:,} jobs have not ended: for a week, none got any further")
             if not messages.is_terminal:
                 say(f"{policy}: {count:,} jobs in {time.monotonic() - begun:.1f} s")
     return found

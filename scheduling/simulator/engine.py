@@ -27,6 +27,7 @@ KILLED_CHECKPOINT_S = 3600.0
 """How often jobs checkpoint by themselves, under a policy that kills."""
 
 POOL = "pool"
+STUCK_S = 7 * 86_400.0
 _TIERS = {Tier.PREMIUM: PREMIUM, Tier.STANDARD: STANDARD, Tier.BASIC: BASIC}
 
 
@@ -56,8 +57,8 @@ class Running:
     """A job under way, as the world knows it: how much it still has to do."""
 
     __slots__ = (
-        "at", "done_s", "durable_s", "job", "meters", "out", "rate", "resumed_at", "stamp", "there_at", "trace",
-        "width",
+        "at", "done_s", "durable_s", "furthest_s", "job", "meters", "out", "rate", "resumed_at", "stamp", "there_at",
+        "trace", "width",
     )  # fmt: skip
 
     def __init__(self, trace: TraceJob, job: Job, out: JobOutcome) -> None:
@@ -66,6 +67,7 @@ class Running:
         self.out = out
         self.done_s = 0.0
         self.durable_s = 0.0  # what the newest checkpoint has of it
+        self.furthest_s = 0.0  # the most of it that ever was
         self.width = 0
         self.rate = 0
         self.at = trace.submit_s
@@ -107,6 +109,7 @@ class Run:
         self.progress = progress
         self.allocated = 0
         self.sampled_at = -SAMPLE_S
+        self.progressed_at = max((trace.submit_s for trace in jobs), default=0.0)
         for trace in jobs:
             self.at(trace.submit_s, lambda trace=trace: self.submit(trace))
         for index in range(fleet.nodes):
@@ -114,9 +117,9 @@ class Run:
         self.next_failure()
 
     def run(self) -> Outcome:
-        """Until every job has ended."""
+        """Until every job has ended, or none gets any further."""
         started = time.process_time()
-        while self.left and self.events:
+        while self.left and self.events and not self.stuck():
             self.step(self.due())
         self.out.cpu_s = time.process_time() - started
         return self.close()
@@ -149,6 +152,16 @@ class Run:
         self.wake = plan.wake if plan.wake is not None else float("inf")
         if self.wake <= at:
             self.wake = at + 1e-3
+
+    def stuck(self) -> bool:
+        """Whether for long no job got further than it ever was, as where nodes fail before there is a checkpoint."""
+        if self.now - self.progressed_at <= STUCK_S:
+            return False
+        for running in self.jobs.values():
+            if running.done_s + running.rate / running.job.ranks * (self.now - running.at) > running.furthest_s:
+                self.progressed_at = self.now
+                return False
+        return True
 
     def pass_by(self, until: float) -> None:
         """Time goes by in which nothing happens."""
@@ -292,6 +305,9 @@ class Run:
             meter.advance(now, running.rate)
         running.done_s += running.rate / job.ranks * (now - running.at)
         running.at = now
+        if running.done_s > running.furthest_s:
+            running.furthest_s = running.done_s
+            self.progressed_at = max(now, self.progressed_at)  # the last submission may be yet to come
 
     # -- moves between clusters ---------------------------------------------------------------------------------------
 

@@ -201,8 +201,8 @@ class World:
             if self.now - sampled >= SAMPLE_S:
                 sampled = self.now
                 self.sample()
-            if self.now - happened > _IDLE_S:
-                break  # nobody is left who could make room for those that wait
+            if self.now - happened > _IDLE_S or all(member.run.stuck() for member in self.members):
+                break  # nobody is left who could make room for those that wait, or failures undo all that is done
         return self.close(time.process_time() - begun)
 
     def round(self) -> None:

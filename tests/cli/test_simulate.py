@@ -177,6 +177,14 @@ def test_a_log_that_was_cut_off_is_told_however_many_lines_are_damaged(tmp_path)
     assert "cut off: cut.csv.gz" in ergo(str(path), *FLEET, "--policies", "fifo").stdout
 
 
+def test_a_run_in_which_failures_undo_everything_ends(log):
+    done = ergo(log, *FLEET, "--policies", "las", "--mtbf", "0.001", "--json")
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.stdout)["policies"]
+    assert found["ended"] < found["jobs"] == 60
+    assert f"{60 - found['ended']} of 60 jobs have not ended: for a week, none got any further" in done.stderr
+
+
 def test_figures_are_shown_even_if_the_page_cannot_be_written(log):
     done = ergo(log, *FLEET, "--policies", "fifo", "--html", "/proc/page.html")
     assert isinstance(done.exception, ModelError) and "cannot be written" in str(done.exception)
