@@ -62,6 +62,8 @@ void Splicer::name_contents(Member& m) {
     }
     place_number(m, handle, number_of_contents(contents, n), true);
   }
+  // Peers that a cut has left in the midst of a step meet at the first call that writes what they share.
+  m.unsynced = !handles.empty();
 }
 
 // Ranks that go on together allocate together, and then use what they have one after another.

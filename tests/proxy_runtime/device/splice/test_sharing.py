@@ -69,6 +69,24 @@ def test_what_a_load_finds_equal_is_kept_once(job: Callable[..., Any]) -> None:
         assert rank.read_floats(4, N) == [1.0 + index] * N
 
 
+def test_after_a_load_the_first_to_write_what_is_shared_waits_for_the_others(job: Callable[..., Any]) -> None:
+    """The cut has found them behind the collectives of a step, none of which leads them together any more."""
+    running = job([0, 1])
+    for rank in running.ranks:
+        rank.write_floats(1, VALUES)
+        rank.sync()
+    running.cut()
+    running.move([0, 0])
+
+    def program(rank: Rank, index: int) -> list[float]:
+        rank.run(mul_(1, 3, N))
+        return floats(rank, 1)
+
+    assert together(running.ranks, program) == [[3 * value for value in VALUES]] * 2
+    counted = counters(running)
+    assert counted["copies"] == 0 and counted["physical_bytes"] == 4 * N
+
+
 def test_the_same_call_on_the_same_values_runs_once(pair: Any) -> None:
     def program(rank: Rank, index: int) -> list[float]:
         rank.producer.write_floats(1, VALUES)
