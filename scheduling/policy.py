@@ -7,7 +7,7 @@ node become devices here, and its codes sentences.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from model.control import TELL_AGAIN, Directive, JobNotice
@@ -29,6 +29,7 @@ from scheduling.constants import (
 from scheduling.core.actions import Action
 from scheduling.core.model import Job, State
 from scheduling.core.planner import Planner
+from scheduling.core.reasons import decision
 from scheduling.core.settings import LENT, LEVELS, STANDARD
 from scheduling.state import ClusterState, Decision, JobState, Plan, Told
 
@@ -191,21 +192,15 @@ class _Round:
     # -- what the core has decided --------------------------------------------------------------------------------
 
     def _obey(self, actions: tuple[Action, ...]) -> None:
-        victims: dict[str, list[tuple[JobNotice, int]]] = {}
-        for action in actions:
-            if action.kind in ("preempt", "resize") and action.beneficiary is not None:
-                kept = sum(action.places.values())
-                victims.setdefault(action.beneficiary.id, []).append((self._notice(action.job), kept))
         for action in actions:
             notice = self._notice(action.job)
             if action.kind == "place":
                 devices = self.bridge.take(action.places)
-                free = None if action.why[0] == "held" else int(str(action.why[2]))
                 self._decide(
                     notice.job,
                     self._directive(
                         "place",
-                        reasons.placed(notice, devices, free, resumes=notice.epoch > 0),
+                        self._says(action),
                         devices=devices,
                         device_of_rank=gang_of(notice.demand, len(devices)).device_of_rank,
                         request=notice.request,
@@ -213,40 +208,23 @@ class _Round:
                     devices,
                 )
             elif action.kind in ("resize", "move"):
-                self._change(action, victims)
-            elif action.kind == "preempt" and action.beneficiary is not None:
-                job = action.beneficiary
-                width, free = int(str(action.why[3])), int(str(action.why[4]))
-                text = reasons.gave_way(self._notice(job), width, free, victims[job.id])
-                self._decide(notice.job, self._directive("preempt", text), beneficiary=JobId(job.id))
+                self._change(action)
             elif action.kind == "preempt":
-                room, free = self.bridge.rooms[str(action.why[1])], int(str(action.why[-1]))
-                self._decide(notice.job, self._directive("preempt", reasons.drained(notice, room.node, free)))
+                self._preempt(action)
 
-    def _change(self, action: Action, victims: dict[str, list[tuple[JobNotice, int]]]) -> None:
+    def _preempt(self, action: Action) -> None:
+        beneficiary = JobId(action.beneficiary.id) if action.beneficiary is not None else None
+        self._decide(JobId(action.job.id), self._directive("preempt", self._says(action)), beneficiary=beneficiary)
+
+    def _change(self, action: Action) -> None:
         """Another width or another place for a running job; one that could not be changed just now stops instead."""
-        notice, code, beneficiary = self._notice(action.job), action.why[0], action.beneficiary
-        stuck = self.bridge.jobs[notice.job].stuck
+        notice, beneficiary = self._notice(action.job), action.beneficiary
         devices = self.bridge.after(notice, action.places)
-        if code == "drains":
-            node = self.bridge.rooms[str(action.why[1])].node
-            if stuck:
-                return self._decide(notice.job, self._directive("preempt", reasons.not_moved(notice, node)))
-            reason = reasons.leaves(notice, node, devices)
-        elif beneficiary is not None and action.kind == "resize":
-            other = self._notice(beneficiary)
-            width, free = int(str(action.why[3])), int(str(action.why[4]))
-            if stuck:
-                text = reasons.gave_way(other, width, free, [(notice, 0)])
-                return self._decide(notice.job, self._directive("preempt", text), beneficiary=other.job)
-            reason = reasons.gave_way(other, width, free, victims[beneficiary.id])
-        elif beneficiary is not None:
-            reason = reasons.makes_room(notice, devices, self._notice(beneficiary))
-        else:
-            reason = reasons.grown(notice, devices, held=code == "held")
+        if self.bridge.jobs[notice.job].stuck and action.why[0] in ("drains", "gives way"):
+            return self._preempt(replace(action, kind="preempt", places={}))
         directive = self._directive(
             "resize" if len(devices) != len(notice.devices) else "migrate",
-            reason,
+            self._says(action),
             devices=devices,
             device_of_rank=gang_of(notice.demand, len(devices)).device_of_rank,
             request=f"{OWN}{self.state.tick}",
@@ -371,6 +349,10 @@ class _Round:
             self._decide(notice.job, directive, found.devices)
 
     # -- helpers --------------------------------------------------------------------------------------------------
+
+    def _says(self, action: Action) -> str:
+        """Why the policy has decided so."""
+        return decision(action, lambda room: self.bridge.rooms[room].node.name)
 
     def _notice(self, job: Job) -> JobNotice:
         return self.bridge.jobs[JobId(job.id)].notice

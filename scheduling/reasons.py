@@ -1,4 +1,6 @@
-"""The sentences that people read: why something was decided, and what a job waits for. Each with its figures."""
+"""Sentences of the live fleet besides those of `core.reasons`, which say why the policy has decided something: what
+persons ask for, what is refused, and what a job waits for. Each with its figures.
+"""
 
 from __future__ import annotations
 
@@ -30,65 +32,15 @@ def where(placed: Sequence[DeviceId]) -> str:
 # -- decisions -------------------------------------------------------------------------------------------------
 
 
-def placed(notice: JobNotice, on: Sequence[DeviceId], free: int | None, *, resumes: bool) -> str:
-    """Why a job is placed. `free`: devices that were; None where they were kept for it."""
-    what = "resumes" if resumes else "starts"
-    had = "which were freed for it" if free is None else f"{are(free)} free"
-    return f"{job_name(notice)} needs {devices(len(on))}, {had}: {what} on {where(on)}."
-
-
 def admitted(notice: JobNotice) -> str:
     """That a job's level is promised."""
     level = LEVELS[CORE_TIER[notice.demand.tier]]
     return f"{100 * level:.0f} % of its device time is promised to {job_name(notice)} in every hour from now on."
 
 
-def gave_way(notice: JobNotice, width: int, free: int, victims: Sequence[tuple[JobNotice, int]]) -> str:
-    """Why jobs are preempted or shrunk, told to each of them. `victims`: with how many devices each keeps."""
-    stopped = [f"{job_name(victim)} ({where(victim.devices)})" for victim, kept in victims if not kept]
-    shrunk = [f"{job_name(victim)} from {len(victim.devices)} to {devices(kept)}" for victim, kept in victims if kept]
-    done = [f"{verb} {listed(jobs)}" for verb, jobs in (("shrinks", shrunk), ("preempts", stopped)) if jobs]
-    return f"{job_name(notice)} needs {devices(width)}, {are(free)} free: {' and '.join(done)}."
-
-
-def grown(notice: JobNotice, on: Sequence[DeviceId], *, held: bool) -> str:
-    """Why a job gets more devices."""
-    why = "they were freed for it" if held else "nobody who waits can use what is idle"
-    return f"{job_name(notice)} grows from {len(notice.devices)} to {where(on)}: {why}."
-
-
 def resized(notice: JobNotice, on: Sequence[DeviceId]) -> str:
     """A person's resize."""
     return f"A person resizes {job_name(notice)} from {devices(len(notice.devices))} to {where(on)}."
-
-
-def makes_room(notice: JobNotice, on: Sequence[DeviceId], other: JobNotice) -> str:
-    """Why a job is moved for another one."""
-    return f"{job_name(other)} needs devices side by side: {job_name(notice)} moves to {where(on)}."
-
-
-def drained(notice: JobNotice, node: NodeId, free: int) -> str:
-    """Why a job stops on a node that a person drains: elsewhere is no place for it now."""
-    width = len(notice.devices)
-    apart = ", but apart" if free >= width else ""  # of a process tree
-    return (
-        f"A person drains {node.name}: {job_name(notice)} needs {devices(width)}, elsewhere {are(free)} free{apart}: "
-        "stops with a checkpoint, and goes on when there is room."
-    )
-
-
-def leaves(notice: JobNotice, node: NodeId, on: Sequence[DeviceId]) -> str:
-    """Why a job moves off a node that a person drains, or keeps only what it has elsewhere."""
-    what = "moves to" if len(on) == len(notice.devices) else "shrinks to"
-    return f"A person drains {node.name}: {job_name(notice)} {what} {where(on)}."
-
-
-def not_moved(notice: JobNotice, node: NodeId) -> str:
-    """Why a job stops on a node that a person drains, though there is room elsewhere."""
-    return (
-        f"A person drains {node.name}: {job_name(notice)} could not be moved, stops with a checkpoint and goes on "
-        "elsewhere."
-    )
 
 
 def moved(notice: JobNotice, node: NodeId, width: int, free: int) -> str:

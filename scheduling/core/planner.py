@@ -346,7 +346,7 @@ class Planner:
             self._reclaim(job, way, pool, urgent)
             return
         places = way.places if isinstance(way, Reclaim) else way
-        self._hand(job, places, ("level" if urgent else "free", sum(places.values()), pool.free))
+        self._hand(job, places, ("level" if urgent else "free", sum(places.values()), pool.free, job.served > 0))
 
     def _pools(self, job: Job) -> list[Pool]:
         if job.pool is not None:

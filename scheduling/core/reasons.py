@@ -6,6 +6,7 @@ The policy keeps codes and numbers only (`Action.why`, `Job.why`); they become s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from scheduling.core.actions import Action
@@ -17,13 +18,13 @@ from scheduling.words import are, devices, listed
 _TIERS = {tier: name for tier, name in enumerate(RANK_NAMES) if tier != LENT}
 
 
-def decision(action: Action) -> str:
-    """What was decided, for whom, and against what alternative.
+def decision(action: Action, names: Callable[[str], str] = str) -> str:
+    """What was decided, for whom, and against what alternative; `names`: how people call nodes.
 
     Raises:
         KeyError: a code that is not known here.
     """
-    return _DECISIONS[str(action.why[0])](action, *action.why[1:])
+    return _DECISIONS[str(action.why[0])](_Said(action, names), *action.why[1:])
 
 
 def standing(job: Job, now: float) -> str:
@@ -40,84 +41,111 @@ def standing(job: Job, now: float) -> str:
     return " ".join(part for part in (f"It runs on {width}.", _level(job, now), _claimed(job)) if part)
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A decision in words."""
+
+    action: Action
+    names: Callable[[str], str]
+
+    @property
+    def who(self) -> str:
+        """The job that it is about."""
+        return _name(self.action.job)
+
+    @property
+    def whom(self) -> str:
+        """The job that it is for."""
+        assert self.action.beneficiary is not None
+        return _name(self.action.beneficiary)
+
+    @property
+    def kept(self) -> int:
+        """How many devices the job has when it is done."""
+        return sum(self.action.places.values())
+
+    @property
+    def where(self) -> str:
+        """These and their nodes."""
+        return f"{devices(self.kept)} on {_nodes(self.action.places, self.names)}"
+
+
 # -- decisions ----------------------------------------------------------------------------------------------------
 
 
-def _free(action: Action, width: int, free: int) -> str:
-    what = "starts" if action.kind == "place" else f"grows by {devices(width)}"
-    return f"{_name(action.job)} {what}: it has {_where(action)}; {are(free)} free."
+def _free(said: _Said, width: int, free: int, again: bool) -> str:
+    start = "resumes" if again else "starts"
+    what = start if said.action.kind == "place" else f"grows by {devices(width)}"
+    return f"{said.who} {what}: it has {said.where}; {are(free)} free."
 
 
-def _level_needs(action: Action, width: int, free: int) -> str:
+def _level_needs(said: _Said, width: int, free: int, _: bool) -> str:
     return (
-        f"{_name(action.job)} gets {devices(width)}, and has {_where(action)}: it may hardly stand still any longer "
+        f"{said.who} gets {devices(width)}, and has {said.where}: it may hardly stand still any longer "
         f"in this hour if its level is to be kept; {are(free)} free."
     )
 
 
-def _narrow(action: Action, width: int, free: int, ranks: int) -> str:
+def _narrow(said: _Said, width: int, free: int, ranks: int) -> str:
     return (
-        f"{_name(action.job)} starts narrow, on {width} of its {devices(ranks)}, rather than wait for all of them: "
-        f"it has {_where(action)}; {are(free)} free."
+        f"{said.who} starts narrow, on {width} of its {devices(ranks)}, rather than wait for all of them: "
+        f"it has {said.where}; {are(free)} free."
     )
 
 
-def _held(action: Action, width: int, since_s: float) -> str:
+def _held(said: _Said, width: int, since_s: float) -> str:
     return (
-        f"{_name(action.job)} gets the {devices(width)} that were held for it, and has {_where(action)}: the last of "
+        f"{said.who} gets the {devices(width)} that were held for it, and has {said.where}: the last of "
         f"those who gave way has done so, {since_s:.0f} s after they were told to."
     )
 
 
-def _idle(action: Action, extra: int, free: int) -> str:
+def _idle(said: _Said, extra: int, free: int) -> str:
     return (
-        f"{_name(action.job)} grows by {devices(extra)}, and has {_where(action)}: {are(free)} free that nobody who "
-        f"waits can use."
+        f"{said.who} grows by {devices(extra)}, and has {said.where}: {are(free)} free that nobody who waits can use."
     )
 
 
-def _idle_elsewhere(action: Action, width: int, free: int) -> str:
+def _idle_elsewhere(said: _Said, width: int, free: int) -> str:
     return (
-        f"{_name(action.job)} moves, to grow: it will have {_where(action)}. Where it is, there is no room; "
+        f"{said.who} moves, to grow: it will have {said.where}. Where it is, there is no room; "
         f"{are(free)} free in all that nobody who waits can use."
     )
 
 
 def _gives_way(
-    action: Action, _: str, rank: int, width: int, free: int, cost: int, tried: int, urgent: bool
+    said: _Said, _: str, rank: int, width: int, free: int, cost: int, tried: int, urgent: bool
 ) -> str:  # fmt: skip
-    job = action.job
-    what = "is preempted" if action.kind == "preempt" else f"shrinks to {sum(action.places.values())} of {job.ranks}"
-    assert action.beneficiary is not None
-    need = f"{_name(action.beneficiary)} needs {devices(width)}, {are(free)} free"
+    job = said.action.job
+    what = "is preempted" if said.action.kind == "preempt" else f"shrinks to {said.kept} of {job.ranks}"
+    need = f"{said.whom} needs {devices(width)}, {are(free)} free"
     if urgent:
         need += ", and its level would be missed otherwise"
     elif rank == job.rank:
         need += ", and it has had less or has less time left"
     return (
-        f"{_name(job)} {what}: {need}. Of the ways through {tried} node{'s' * (tried != 1)} that were looked at, this "
+        f"{said.who} {what}: {need}. Of the ways through {tried} node{'s' * (tried != 1)} that were looked at, this "
         f"one costs others least: {cost} device-seconds."
     )
 
 
-def _makes_room(action: Action, _: str, width: int, free: int, cost: int) -> str:
-    assert action.beneficiary is not None
+def _makes_room(said: _Said, _: str, width: int, free: int, cost: int) -> str:
     return (
-        f"{_name(action.job)} moves to {_where(action)}: {_name(action.beneficiary)} needs {devices(width)} on one "
+        f"{said.who} moves to {said.where}: {said.whom} needs {devices(width)} on one "
         f"node; {are(free)} free, but apart. The moves cost {cost} device-seconds, and nobody is preempted for it."
     )
 
 
-def _drains(action: Action, node: str, no_room: str = "", free: int = 0) -> str:
-    name = _name(action.job)
-    if not no_room and action.kind == "preempt":
+def _drains(said: _Said, node: str, no_room: str = "", free: int = 0) -> str:
+    name, node = said.who, said.names(node)
+    if not no_room and said.action.kind == "preempt":
         return f"{name} is preempted, and goes on elsewhere: {node} is being emptied."
     if not no_room:
-        return f"{name} moves off {node}, which is being emptied: it will have {_where(action)}."
+        return f"{name} moves off {node}, which is being emptied: it will have {said.where}."
     what = (
         "is preempted, and waits for a place"
-        if action.kind == "preempt"
-        else f"shrinks to {sum(action.places.values())} of {action.job.ranks}"
+        if said.action.kind == "preempt"
+        else f"shrinks to {said.kept} of {said.action.job.ranks}"
     )
     return f"{name} {what}: {node} is being emptied, and elsewhere {are(free)} free, in no place that suits it."
 
@@ -250,12 +278,8 @@ def _name(job: Job) -> str:
     return f"{_TIERS[job.ask.tier].capitalize()} job {job.id}"
 
 
-def _where(action: Action) -> str:
-    return f"{devices(sum(action.places.values()))} on {_nodes(action.places)}"
-
-
-def _nodes(places: Iterable[Any]) -> str:
-    return listed(node.name for node in sorted(places, key=lambda node: node.order))
+def _nodes(places: Iterable[Any], names: Callable[[str], str] = str) -> str:
+    return listed(names(node.name) for node in sorted(places, key=lambda node: node.order))
 
 
 def _pools(job: Job) -> str:

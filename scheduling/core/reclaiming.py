@@ -103,13 +103,14 @@ class Reclaimer:
         if len(index.buckets) <= size or index.counts[size] < count or size % self.job.unit:
             return self._several(pool, index)
         priced: list[tuple[float, str]] = []
+        total = Reclaim()
         names = (order for _, order in index.buckets[size].islice(0, looked_at))
         for order in self._orders(pool, index, names, size, looked_at):
             way = Reclaim()
+            total.tried += 1
             if self._clear(pool.by_order[order], size, way):
                 priced.append((way.cost, order))
         priced.sort()
-        total = Reclaim(tried=looked_at)
         queue = [order for _, order in priced]
         while len(total.places) < count and queue:
             order = queue.pop(0)
@@ -128,6 +129,7 @@ class Reclaimer:
         if rest:
             for order in index.upwards(rest, 4 + count):
                 node = pool.by_order[order]
+                total.tried += 1
                 if node not in total.places and self._clear(node, rest, total):
                     return total
             return self._several(pool, index)
@@ -136,9 +138,10 @@ class Reclaimer:
     def _several(self, pool: Pool, index: Buckets) -> Reclaim | None:
         """No node alone is enough: the nodes with the most to give, as few as possible."""
         tries = self.settings.reclaim_nodes + 4 * (self.width // max(1, pool.size) + 1)
-        total, left, unit = Reclaim(tried=tries), self.width, self.job.unit
+        total, left, unit = Reclaim(), self.width, self.job.unit
         for order in self._orders(pool, index, index.downwards(unit), unit, tries):
             node = pool.by_order[order]
+            total.tried += 1
             if node in total.places:
                 continue
             part = min(self._most(node, total), left) // unit * unit

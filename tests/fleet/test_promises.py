@@ -126,7 +126,8 @@ def test_a_job_of_a_drained_node_moves(fleet, tmp_path, untouched):
         fleet.ergo("node", "drain", node, "--wait")
         view = fleet.show(job)
         assert (view.moves, view.preemptions) == (1, 0) and node not in {one.node.name for one in view.placement}
-        assert f"A person drains {node}: standard job {job} moves to 2 devices on " in fleet.ergo("explain", job)
+        said = f"Standard job {job} moves off {node}, which is being emptied: it will have 2 devices on "
+        assert said in fleet.ergo("explain", job)
     finally:
         fleet.ergo("node", "uncordon", node)
     require_right(fleet, job, tmp_path, untouched, 2, GPT)

@@ -153,7 +153,7 @@ def test_the_jobs_of_a_drained_node_move_and_its_next_incarnation_is_drained_too
     cluster = running(two_nodes(), "gpt")
     told = cluster.tell(NodeOrder("node-1", "drain"))["gpt"].directive
     assert (told.action, told.devices) == ("migrate", device_ids("node-2", 2))
-    assert told.reason == "A person drains node-1: basic job gpt moves to 2 devices on node-2."
+    assert told.reason == "Basic job gpt moves off node-1, which is being emptied: it will have 2 devices on node-2."
     under_way = cluster.next("gpt", wants="move", move_to="node-2", request=told.request)
     assert not cluster.tell(under_way), "it copies ahead: that is no wish of a person"
     assert cluster.job("gpt").told is not None, "and both places are its own"
@@ -172,8 +172,8 @@ def test_a_job_of_a_drained_node_stops_where_there_is_no_room_for_it_elsewhere()
     told = cluster.tell(NodeOrder("node-1", "drain"))["gpt"].directive
     assert told.action == "preempt"
     assert told.reason == (
-        "A person drains node-1: basic job gpt needs 2 devices, elsewhere 0 are free: stops with a checkpoint, and "
-        "goes on when there is room."
+        "Basic job gpt is preempted, and waits for a place: node-1 is being emptied, and elsewhere 0 are free, in no "
+        "place that suits it."
     )
     cluster.stop("gpt")
     cluster.end("cnn", after=COOL_DOWN_S)
@@ -195,7 +195,7 @@ def test_a_process_tree_leaves_a_drained_node_for_one_that_has_room_for_all_of_i
     cluster.run("tree")
     told = cluster.tell(NodeOrder("node-1", "drain"))["tree"].directive
     assert told.action == "preempt"
-    assert "needs 2 devices, elsewhere 2 are free, but apart: stops" in told.reason
+    assert "elsewhere 2 are free, in no place that suits it." in told.reason
 
     cluster = Cluster(node("node-1", 2), node("node-2", 1), node("node-3", 3))
     cluster.tell(notice("tree", 2, group=2))
@@ -211,7 +211,7 @@ def test_a_job_that_could_not_be_moved_off_a_drained_node_stops_instead():
     again = cluster.tell(cluster.next("gpt", wants="nothing", move_to=None, request=""))["gpt"].directive
     assert (again.action, again.reason) == (
         "preempt",
-        "A person drains node-1: basic job gpt could not be moved, stops with a checkpoint and goes on elsewhere.",
+        "Basic job gpt is preempted, and goes on elsewhere: node-1 is being emptied.",
     )
     cluster.stop("gpt")
     assert cluster.tell(after=COOL_DOWN_S)["gpt"].directive.devices == device_ids("node-2", 2)

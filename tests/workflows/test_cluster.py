@@ -148,7 +148,9 @@ async def test_premium_preempts_and_basic_resumes(client: Client, tmp_path: Path
         premium = await cluster.submit("cnn", 4, "premium")
         await until(lambda: cluster.owners() == {"cnn": 4}, "the premium job has all devices")
         told = await basic.query(Query.EXPLAIN)
-        assert any("needs 4 devices, 2 are free: preempts basic job gpt" in reason for reason in told)
+        assert any(
+            reason.startswith("preempt: Basic job gpt") and "needs 4 devices, 2 are free" in reason for reason in told
+        )
         await premium.signal(FakeJob.finish)
         await until(lambda: cluster.owners() == {"gpt": 2}, "the basic job is back")
         await basic.signal(FakeJob.finish)

@@ -188,7 +188,7 @@ class LongFleet(Fleet):
     """The same for longer."""
 
 
-TestLongFleet = pytest.mark.slow(LongFleet.TestCase)
+TestLongFleet = pytest.mark.slow(pytest.mark.timeout(3600)(LongFleet.TestCase))
 TestLongFleet.settings = settings(
     max_examples=400, stateful_step_count=80, deadline=None, suppress_health_check=_HEALTH
 )
