@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,16 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
         yield fleet
     finally:
         fleet.down()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_runs_on(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that fails leaves its job, which would take the devices of all that follow."""
+    yield
+    if "fleet" in request.fixturenames:
+        fleet: LocalFleet = request.getfixturevalue("fleet")
+        for job in json.loads(fleet.run("ps", "--json").stdout or "[]"):
+            fleet.run("cancel", job["id"], "--wait")
 
 
 _alone: dict[tuple[str, ...], dict[str, str]] = {}

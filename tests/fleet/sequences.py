@@ -14,6 +14,7 @@ from tests.end_to_end.harness import run as run_alone
 from tests.fleet.harness import ROOT, LocalFleet, require_whole
 from tests.fleet.torture import Torture
 
+RANKS = 4
 SCRIPTS = ROOT / "tests" / "proxy_runtime" / "device" / "splice"
 BUSY = ("ask again when that is done", "is asked to", "is busy", "only a running one")
 """What a job says that is not free for an operation: a checkpoint of its own, a wish of the scheduler's, a recovery."""
@@ -115,7 +116,7 @@ class Digests:
     script: str
     arguments: tuple[str, ...]
     hurry: Path
-    ranks: int = 4
+    ranks: int = RANKS
 
     def untouched(self, directory: Path) -> list[str]:
         """The lines of a run with no operation on it."""
@@ -141,6 +142,13 @@ class Digests:
         fleet.until(lambda: fleet.show(job).unpublished_events == 0, "all events are published")
         require_whole(fleet.events(job))
         return view
+
+
+def training(tmp_path: Path, *options: str, ranks: int = RANKS) -> Digests:
+    """A DDP job that takes its time: an MLP with batch norm and dropout."""
+    hurry = tmp_path / "hurry"
+    paced = ("--steps", "900", "--pause", "0.5", "--pause-until", str(hurry))
+    return Digests("train.py", (*options, *paced), hurry, ranks)
 
 
 def _digests(text: str) -> list[str]:

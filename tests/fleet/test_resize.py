@@ -10,11 +10,10 @@ import pytest
 from events.types import DecisionMade, SharingIncident
 from model.job_state import JobPhase
 from tests.fleet.harness import require_right, submit_gpt
-from tests.fleet.sequences import Digests, Operated, drawn
+from tests.fleet.sequences import RANKS, Digests, Operated, drawn, training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
-RANKS = 4
 LONG = ("--steps", "500", "--d-model", "64", "--layers", "2", "--sync-every", "1", "--log-every", "0")
 SUBMIT = ("--tier", "basic", "--ranks", str(RANKS), "--checkpoint-every", "15")
 
@@ -40,12 +39,6 @@ def test_four_two_one_four_at_random_steps(fleet, tmp_path, untouched):
     assert [len(data.placement.devices) for data in told] == [4, 2, 1, 4]
 
 
-def training(tmp_path, *options: str, ranks: int = RANKS) -> Digests:
-    hurry = tmp_path / "hurry"
-    paced = ("--steps", "900", "--pause", "0.5", "--pause-until", str(hurry))
-    return Digests("train.py", (*options, *paced), hurry, ranks)
-
-
 def test_a_random_sequence_of_everything(fleet, tmp_path):
     """Losses, parameters, buffers, optimizer state, averages and the state of both generators, of each rank."""
     job_of = training(tmp_path, "--clip", "--gbv", "--ema")
@@ -62,11 +55,12 @@ def test_a_random_sequence_of_everything(fleet, tmp_path):
 @pytest.mark.parametrize("mode", ["fsdp", "hsdp", "tp", "pp"])
 def test_shards_and_stages_on_fewer_devices_and_more(fleet, tmp_path, mode):
     hurry = tmp_path / "hurry"
-    job_of = Digests("parallel.py", (mode, "900", str(hurry)), hurry)
+    # Replicas are known by what they have in common: that has to be some chunks.
+    job_of = Digests("parallel.py", (mode, "900", str(hurry), "--width", "4096"), hurry)
     job = job_of.submit(fleet, tmp_path / mode, "--checkpoint-every", "0")
     operated = Operated(fleet, job, seeded())
     fleet.until_step(job, 3)
-    for width in operated.draw.sample((2, 1, 2), 3):
+    for width in operated.draw.choice(((2, 1, 2), (1, 2, 4, 2))):
         fleet.until_step(job, fleet.step(job) + operated.draw.randint(1, 8))
         operated.resize(width)
         view = fleet.show(job)

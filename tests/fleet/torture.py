@@ -73,7 +73,8 @@ def scenario(seed: int) -> Scenario:
     """The scenario of a seed."""
     dice = random.Random(seed)
     ranks = dice.choice((2, 4))
-    operations = ["preempt", "checkpoint", "preempted by another", "end"] + (["migrate"] * 2 if ranks == 2 else [])
+    operations = ["preempt", "checkpoint", "preempted by another", "end", "resize", "resize"]
+    operations += ["migrate"] * 2 if ranks == 2 else []
     blows = tuple(
         Blow(dice.choice(operations), dice.choice(FAULTS), round(dice.uniform(0.0, LONGEST_PAUSE_S), 1))
         for _ in range(dice.choice((1, 2, 2, 3)))
@@ -114,14 +115,15 @@ class Torture:
             elif blow.operation == "preempted by another":
                 others.append(self._other(plan, len(others)))
             else:
-                asked.append(self._ask(job, blow.operation))
+                asked.append(self._ask(job, blow.operation, dice))
             time.sleep(blow.pause_s)
             self.strike(job, blow.fault, dice)
             time.sleep(dice.uniform(1.0, 6.0))
             self._let_go_on(job, asked)
         self.until_completed(job)
         for process in asked:
-            process.wait(60)
+            told, _ = process.communicate(timeout=60)
+            assert "Traceback" not in told, told
         for other in others:
             self.until_completed(other)
         self.require_right(job, plan.ranks)
@@ -135,8 +137,12 @@ class Torture:
 
     # ------------------------------------------------------------------ operations
 
-    def _ask(self, job: str, operation: str) -> subprocess.Popen[str]:
+    def _ask(self, job: str, operation: str, dice: random.Random) -> subprocess.Popen[str]:
         command = [operation, job, "--wait"]
+        if operation == "resize":
+            view = self.fleet.show(job)
+            widths = [width for width in (1, 2, 4) if width <= view.ranks and width != view.width]
+            command += ["--devices", str(dice.choice(widths))]
         if operation == "migrate":
             here = self.fleet.show(job).placement
             name = "node-2" if here and here[0].node.name == "node-1" else "node-1"

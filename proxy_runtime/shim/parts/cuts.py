@@ -149,15 +149,28 @@ class PartCuts:
         cut.until = None
         try:
             yield
-        except BaseException as error:
+        except BaseException as failure:
+            error = self._death() or failure
             cut.failed(error)
             self._call_off(str(error))
             if isinstance(error, ErgoError) and error.code.endswith(".deadline"):
-                raise RunError(error.message, code=RuntimeCode.DEADLINE, remedy=error.remedy) from error
+                raise RunError(error.message, code=RuntimeCode.DEADLINE, remedy=error.remedy) from failure
+            if error is not failure:
+                raise error from failure
             raise
         cut.phase = reached
         cut.until = time.monotonic() + limit_s
         self._job.set_phase(reached)
+
+    def _death(self) -> RunError | None:
+        """Who has died, where that is why a phase failed: what it failed at is no news then."""
+        generation = self._job.generation
+        if generation is None:
+            return None
+        if (dead := generation.dead_proxy()) is not None:
+            return RunError(f"the device proxy of device {dead} has died.", code="run.lost")
+        bad = [rank.exit for rank in generation.ranks if rank.exit is not None and rank.exit.code != 0]
+        return RunError(f"{bad[0].sentence}.", code="run.lost") if bad else None
 
     def _call_off(self, reason: str) -> None:
         """Lets the job run on, if a cut is open."""

@@ -32,6 +32,15 @@ class World:
         self.drivers.append(Driver(self.fleet, spec))
         return self.drivers[-1]
 
+    def begun(self, spec: JobSpec, *places: tuple[Machine, int], step: int = 0) -> Driver:
+        """A job that has been started at these places, and has done so many steps."""
+        job = self.job(spec)
+        job.next_epoch(*places)
+        job.attend("fresh")
+        if step:
+            job.until_step(step)
+        return job
+
     def processes(self) -> list[int]:
         """Of all jobs on all nodes."""
         runs = [RunLayout(path, "") for machine in self.machines for path in (machine.root / "runs").glob("*")]

@@ -25,9 +25,7 @@ class LetGoError(Exception):
 
 
 def test_a_job_of_two_nodes_runs_to_its_end(world: World) -> None:
-    job = world.job(make_spec("ddp_skew.py", "--epochs", "1"))
-    job.next_epoch((world.one, 0), (world.two, 1))
-    job.attend("fresh")
+    job = world.begun(make_spec("ddp_skew.py", "--epochs", "1"), (world.one, 0), (world.two, 1))
     results = job.results()
     assert [result.outcome for result in results] == [Outcome.COMPLETED] * 2
     assert all(result.progress.step == 10 and result.progress.device_ms > 0 for result in results)
@@ -39,9 +37,7 @@ def test_a_job_of_two_nodes_runs_to_its_end(world: World) -> None:
 
 
 def test_a_failure_of_the_users_is_told_with_its_last_words(world: World) -> None:
-    job = world.job(make_spec("raises.py", ranks=1))
-    job.next_epoch((world.one, 0))
-    job.attend("fresh")
+    job = world.begun(make_spec("raises.py", ranks=1), (world.one, 0))
     (result,) = job.results()
     assert result.outcome is Outcome.FAILED
     assert result.exits[0].exit_code not in (0, None)
@@ -50,10 +46,7 @@ def test_a_failure_of_the_users_is_told_with_its_last_words(world: World) -> Non
 
 @pytest.mark.slow
 def test_attend_lets_go_and_finds_the_part_again_as_does_an_agent_that_starts_anew(world: World) -> None:
-    job = world.job(LONG)
-    job.next_epoch((world.one, 0), (world.one, 1))
-    job.attend("fresh")
-    job.until_step(2)
+    job = world.begun(LONG, (world.one, 0), (world.one, 1), step=2)
     part = world.one.runtime.parts.get(job.job, job.epoch)
     assert part is not None
     pids = part.client.status().rank_pids
@@ -76,10 +69,7 @@ def test_attend_lets_go_and_finds_the_part_again_as_does_an_agent_that_starts_an
 
 @pytest.mark.slow
 def test_stop_ends_every_process_and_nothing_of_the_epoch_starts_any_more(world: World) -> None:
-    job = world.job(LONG)
-    job.next_epoch((world.one, 0), (world.two, 0))
-    job.attend("fresh")
-    job.until_step(1)
+    job = world.begun(LONG, (world.one, 0), (world.two, 0), step=1)
     job.stop()
     assert world.processes() == []
     # The node that is stopped second may have lost the proxy of the first by then.
@@ -126,10 +116,7 @@ def test_a_killed_rank_and_a_killed_shim_are_losses(world: World) -> None:
 
 @pytest.mark.slow
 def test_a_higher_head_ends_the_old_part(world: World) -> None:
-    job = world.job(LONG)
-    job.next_epoch((world.one, 0), (world.one, 1))
-    job.attend("fresh")
-    job.until_step(1)
+    job = world.begun(LONG, (world.one, 0), (world.one, 1), step=1)
     old, attends = job.epoch, dict(job.attends)
     job.next_epoch((world.two, 0), (world.two, 1))
     world.one.runtime.end_fenced()
@@ -142,10 +129,7 @@ def test_a_higher_head_ends_the_old_part(world: World) -> None:
 
 @pytest.mark.slow
 def test_a_higher_epoch_on_the_same_node_ends_the_lower_one_first(world: World) -> None:
-    job = world.job(LONG)
-    job.next_epoch((world.one, 0), (world.one, 1))
-    job.attend("fresh")
-    job.until_step(1)
+    job = world.begun(LONG, (world.one, 0), (world.one, 1), step=1)
     first = job.attends.pop("node-1")
     job.next_epoch((world.one, 1), (world.one, 0))
     job.attend("fresh")
@@ -183,9 +167,7 @@ def test_a_secret_reaches_the_rank_and_no_file_of_the_nodes_but_its_own(
             "secrets": [{"variable": "WORD", "reference": "env:SECRET_OF_NODE"}],
         }
     )
-    job = world.job(spec)
-    job.next_epoch((world.one, 0))
-    job.attend("fresh")
+    job = world.begun(spec, (world.one, 0))
     (result,) = job.results()
     assert result.outcome is Outcome.COMPLETED, job.tails()
     assert f"SECRET 2-retnuh /run/ergo/{job.job}.d" in job.log(0)
@@ -210,9 +192,7 @@ def test_a_job_starts_in_its_uploaded_directory_and_what_it_writes_is_in_its_las
             "volume": {"kind": "upload", "manifest": str(uploaded)},
         }
     )
-    job = world.job(spec)
-    job.next_epoch((world.one, 0), (world.two, 0))
-    job.attend("fresh")
+    job = world.begun(spec, (world.one, 0), (world.two, 0))
     assert [result.outcome for result in job.results()] == [Outcome.COMPLETED] * 2, job.tails()
     final = job.checkpoint("final").checkpoint
     job.stop()
@@ -225,10 +205,12 @@ def test_a_job_starts_in_its_uploaded_directory_and_what_it_writes_is_in_its_las
 
 @pytest.mark.slow
 def test_frozen_it_stands_still_and_thawed_it_goes_on(world: World) -> None:
-    job = world.job(make_spec("ddp_skew.py", "--epochs", "1000", ranks=2, on_lost_lease="freeze"))
-    job.next_epoch((world.one, 0), (world.one, 1))
-    job.attend("fresh")
-    job.until_step(1)
+    job = world.begun(
+        make_spec("ddp_skew.py", "--epochs", "1000", ranks=2, on_lost_lease="freeze"),
+        (world.one, 0),
+        (world.one, 1),
+        step=1,
+    )
     part = world.one.runtime.parts.get(job.job, job.epoch)
     assert part is not None
 

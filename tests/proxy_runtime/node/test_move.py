@@ -16,9 +16,7 @@ SPEC = make_spec("ddp_skew.py", "--epochs", "12", "--skew", "0.04", checkpoint={
 
 
 def untouched(world: World) -> dict[int, str]:
-    job = world.job(SPEC)
-    job.next_epoch((world.one, 0), (world.two, 0))
-    job.attend("fresh")
+    job = world.begun(SPEC, (world.one, 0), (world.two, 0))
     assert [result.outcome for result in job.results()] == [Outcome.COMPLETED] * 2
     expected = job.digests()
     job.stop()
@@ -36,10 +34,7 @@ def finish(job: Driver, expected: dict[int, str]) -> None:
 @pytest.mark.timeout(600)
 def test_checkpointed_live_preempted_and_restored_on_other_nodes(world: World) -> None:
     expected = untouched(world)
-    job = world.job(SPEC)
-    job.next_epoch((world.one, 0), (world.two, 0))
-    job.attend("fresh")
-    job.until_step(4)
+    job = world.begun(SPEC, (world.one, 0), (world.two, 0), step=4)
     live = job.checkpoint("live")
     assert live.checkpoint is not None
     head = world.fleet.head(job.job)
@@ -76,10 +71,7 @@ def test_checkpointed_live_preempted_and_restored_on_other_nodes(world: World) -
 @pytest.mark.timeout(600)
 def test_a_job_whose_nodes_are_lost_goes_on_from_its_newest_checkpoint(world: World) -> None:
     expected = untouched(world)
-    job = world.job(SPEC)
-    job.next_epoch((world.one, 0), (world.one, 1))
-    job.attend("fresh")
-    job.until_step(3)
+    job = world.begun(SPEC, (world.one, 0), (world.one, 1), step=3)
     checkpoint = job.checkpoint("live").checkpoint
     assert checkpoint is not None
     job.until_step(6)
@@ -98,10 +90,7 @@ def test_a_job_whose_nodes_are_lost_goes_on_from_its_newest_checkpoint(world: Wo
 
 @pytest.mark.slow
 def test_what_is_out_of_date_is_refused(world: World) -> None:
-    job = world.job(SPEC)
-    job.next_epoch((world.one, 0), (world.one, 1))
-    job.attend("fresh")
-    job.until_step(1)
+    job = world.begun(SPEC, (world.one, 0), (world.one, 1), step=1)
     job.barrier()
     job.next_epoch((world.two, 0), (world.two, 1))  # another epoch counts from here on
     job.epoch, job.machines = Epoch(job.epoch - 1), [world.one]

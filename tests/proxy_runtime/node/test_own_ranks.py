@@ -47,9 +47,7 @@ def test_a_tree_has_a_rank_for_each_channel(tmp_path: Path) -> None:
 
 
 def untouched(world: World, spec: JobSpec) -> dict[int, str]:
-    job = world.job(spec)
-    job.next_epoch((world.two, 0), (world.two, 1))
-    job.attend("fresh")
+    job = world.begun(spec, (world.two, 0), (world.two, 1))
     finish(job)
     expected = job.digests()
     job.stop()
@@ -67,10 +65,7 @@ def finish(job: Driver) -> None:
 @pytest.mark.parametrize("spec", [SPAWN, TORCHRUN], ids=["spawn", "torchrun"])
 def test_kept_and_moved(world: World, spec: JobSpec) -> None:
     expected = untouched(world, spec)
-    job = world.job(spec)
-    job.next_epoch((world.one, 0), (world.one, 1))
-    job.attend("fresh")
-    job.until_step(3)
+    job = world.begun(spec, (world.one, 0), (world.one, 1), step=3)
     live = job.checkpoint("live")
     head = world.fleet.head(job.job)
     assert head is not None and (head.checkpoint, head.step >= 3) == (live.checkpoint, True)
@@ -96,10 +91,7 @@ def test_kept_and_moved(world: World, spec: JobSpec) -> None:
 @pytest.mark.timeout(600)
 def test_a_tree_whose_node_is_lost_goes_on_from_its_newest_checkpoint(world: World) -> None:
     expected = untouched(world, SPAWN)
-    job = world.job(SPAWN)
-    job.next_epoch((world.one, 0), (world.one, 1))
-    job.attend("fresh")
-    job.until_step(3)
+    job = world.begun(SPAWN, (world.one, 0), (world.one, 1), step=3)
     checkpoint = job.checkpoint("live").checkpoint
     assert checkpoint is not None
     job.until_step(8)

@@ -34,10 +34,7 @@ def counts(job: Driver, before: tuple[Epoch, list[Machine], CheckpointId]) -> No
 
 def test_a_node_is_source_and_target_of_a_resize(world: World) -> None:
     expected = untouched(world)
-    job = world.job(SPEC)
-    job.next_epoch((world.one, 0), (world.one, 1))
-    job.attend("fresh")
-    job.until_step(2)
+    job = world.begun(SPEC, (world.one, 0), (world.one, 1), step=2)
 
     first = to(job, (world.one, 1))
     void = job.epoch
@@ -66,10 +63,7 @@ def test_a_node_is_source_and_target_of_a_resize(world: World) -> None:
 
 def test_an_agent_that_starts_again_between_the_restore_and_the_commit(world: World) -> None:
     expected = untouched(world)
-    job = world.job(SPEC)
-    job.next_epoch((world.one, 0), (world.one, 1))
-    job.attend("fresh")
-    job.until_step(2)
+    job = world.begun(SPEC, (world.one, 0), (world.one, 1), step=2)
     before = to(job, (world.one, 0))
     world.one.restart_agent()
     counts(job, before)

@@ -59,7 +59,9 @@ async def test_to_fewer_devices_and_to_more(fleet: Fleet) -> None:
     why, view = await resize(job, 2)
     assert (why, view.width, view.epoch, view.resizes) == ("", 2, 2, 1)
     assert view.device_of_rank == (0, 0, 1, 1) and view.placement == devices(fleet, 2)
-    assert view.transitions[-1].down_ms is not None and "2 instead of 4" in view.transitions[-1].reason
+    stopped, running = view.transitions[-2:]
+    assert running.down_ms is not None and "2 instead of 4" in running.reason
+    assert (stopped.phase, stopped.step) == (JobPhase.RESIZING, running.step), "not that of the checkpoint before"
     await job.steps(first)
     await until(lambda: not second.running(job.id), "nothing is left of it elsewhere")
     wishes = await job.notice(lambda notice: notice.phase is JobPhase.RUNNING and len(notice.devices) == 2)

@@ -13,7 +13,7 @@ from model.runtime import RuntimeCode
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.shim.part import Limits, Phase
 from proxy_runtime.shim.parts import cuts
-from proxy_runtime.shim.spec import RunError
+from proxy_runtime.shim.spec import RankExit, RunError
 
 FULL = ErgoError("the disk is full.", code="criu.disk-full", remedy="Free space there.")
 
@@ -50,6 +50,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> cuts.PartCuts:
     monkeypatch.setattr(cuts.PartCuts, "_barrier", lambda *_: SimpleNamespace())
     job = Job(phase=Phase.RUNNING, result=None, over=False)
     job.generation.step.return_value = [0]
+    job.generation.dead_proxy.return_value = None
+    job.generation.ranks = []
     return cuts.PartCuts(job, Limits())
 
 
@@ -81,3 +83,30 @@ def test_a_cut_that_is_asked_for_again_tells_why_it_failed(
     taken.stop_queues(2, at_step=None, prefer_step_s=0, deadline_s=1)
     with pytest.raises(RunError, match=r"cut 1 is over.*Ask for another"):
         taken.finish(1, {}, deadline_s=1)
+
+
+@pytest.mark.parametrize(
+    ("dead", "exits", "sentence"),
+    [
+        (1, [RankExit(0, -9, 9)], "the device proxy of device 1 has died."),
+        (None, [RankExit(0, 0), RankExit(1, -9, 9)], "rank 1 was killed by SIGKILL."),
+        (None, [RankExit(0, 0)], FULL.message),
+    ],
+)
+def test_who_has_died_is_why_it_failed(
+    taken: cuts.PartCuts,
+    monkeypatch: pytest.MonkeyPatch,
+    dead: int | None,
+    exits: list[RankExit],
+    sentence: str,
+) -> None:
+    generation: Any = taken._job.generation
+    generation.dead_proxy.return_value = dead
+    generation.ranks = [SimpleNamespace(exit=exit, ring=SimpleNamespace(step_done=0)) for exit in exits]
+    monkeypatch.setattr(Cutter, "fails", "dump")
+    taken.stop_queues(1, at_step=None, prefer_step_s=0, deadline_s=1)
+    taken.finish(1, {}, deadline_s=1)
+    for _ in range(2):
+        with pytest.raises(ErgoError) as caught:
+            taken.write(1, "full", deadline_s=1)
+        assert caught.value.message == sentence

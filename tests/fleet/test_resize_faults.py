@@ -1,0 +1,163 @@
+"""Resizes that make no sense, and resizes in the middle of which somebody dies: refused or called off in a sentence."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+from model.control import JobView
+from model.job_state import JobPhase
+from tests.fleet.harness import ERGO, LocalFleet
+from tests.fleet.sequences import BUSY, training
+from tests.fleet.torture import Torture
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+OF_THE_JOB = tuple(f"{whose} {what}" for whose in ("source's", "target's") for what in ("proxy", "shim"))
+VICTIMS = (*OF_THE_JOB, "rank", "source's agent", "target's agent", "infra.job_worker", "infra.cluster_worker")
+MOMENTS = ("asked", "made ready", "resizing", "restoring")
+
+
+@dataclass
+class Resize:
+    """One resize of a job that runs, with somebody killed in it."""
+
+    fleet: LocalFleet
+    job: str
+    draw: random.Random
+
+    def __post_init__(self) -> None:
+        self.torture = Torture(self.fleet, self.fleet.directory, lambda *_: {})
+
+    def begin(self, width: int) -> subprocess.Popen[str]:
+        command = [*ERGO, "resize", self.job, "--devices", str(width), "--wait"]
+        return subprocess.Popen(
+            command, env=self.fleet.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def strike(self, victim: str, moment: str, asked: subprocess.Popen[str], before: JobView) -> bool:
+        """Kills one, at the moment that there is one; False where the answer came first."""
+
+        def found() -> list[psutil.Process]:
+            view = self.fleet.show(self.job)
+            reached = {
+                "asked": (view.decisions, view.checkpoints) != (before.decisions, before.checkpoints),
+                "made ready": any(self.of(view, "shim", newer=True)),
+                "resizing": view.phase is JobPhase.RESIZING,
+                "restoring": view.phase is JobPhase.RESIZING and any(self.of(view, "rank", newer=True)),
+            }
+            return self.find(victim, view) if reached[moment] else []
+
+        there = self.fleet.until(
+            lambda: asked.poll() is not None or found(), f"there is a {victim} when it is {moment}"
+        )
+        if not isinstance(there, list):
+            return False
+        with suppress(psutil.NoSuchProcess):
+            self.draw.choice(there).kill()
+        return True
+
+    def of(self, view: JobView, what: str, *, newer: bool) -> list[psutil.Process]:
+        """Processes of the epoch that runs, or of later ones."""
+        found = []
+        for shim in self.torture.of_job(self.job, "shim"):
+            try:
+                epoch = int(" ".join(shim.cmdline()).split(f"/{self.job}-e")[1].split()[0].split("/")[0])
+                if (epoch > view.epoch) is newer:
+                    family = [shim, *shim.children(recursive=True)]
+                    found += family[:1] if what == "shim" else [one for one in family[1:] if _is(one, what)]
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def find(self, victim: str, view: JobView) -> list[psutil.Process]:
+        """Those of whom one is to die."""
+        whose, _, what = victim.partition(" ")
+        if what == "agent":
+            here = {device.node.name for device in view.placement}
+            names = sorted(here) if whose == "source's" else ["node-1", "node-2"]
+            return self.fleet.processes(f"infra.node_agent --name {self.draw.choice(names)}")
+        if what:
+            return self.of(view, what, newer=whose == "target's")
+        return self.torture.of_job(self.job, "rank") if victim == "rank" else self.fleet.processes(victim)
+
+
+def _is(process: psutil.Process, what: str) -> bool:
+    parent = process.parent()
+    if what == "proxy":
+        return parent is not None and "zygote" in " ".join(parent.cmdline())
+    return "train.py" in " ".join(process.cmdline())
+
+
+def test_whoever_dies_in_the_middle_the_job_runs_on_with_its_bits(fleet, tmp_path):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    job_of = training(tmp_path, "--clip")
+    job = job_of.submit(fleet, tmp_path / "mortal", "--checkpoint-every", "20")
+    cases = [(victim, draw.choice(("made ready", "restoring"))) for victim in VICTIMS if victim.startswith("target")]
+    cases += [(victim, draw.choice(MOMENTS)) for victim in VICTIMS if not victim.startswith("target")]
+    cases.append(("target's proxy", "made ready"))
+    draw.shuffle(cases)
+    resize = Resize(fleet, job, draw)
+    for victim, moment in cases:
+        view = fleet.until_phase(job, JobPhase.RUNNING)
+        fleet.until_step(job, fleet.step(job) + draw.randint(1, 4))
+        view = fleet.until_phase(job, JobPhase.RUNNING)
+        width = draw.choice([one for one in (1, 2, 4) if one != view.width])
+        told, killed = BUSY[0], False
+        while not killed and any(words in told for words in BUSY):  # with a checkpoint of its own
+            asked = resize.begin(width)
+            killed = resize.strike(victim, moment, asked, view)
+            told, _ = asked.communicate(timeout=600)
+        fleet.until_phase(job, JobPhase.RUNNING)
+        fleet.until_step(job, fleet.step(job) + 3)  # only where all of it lives
+        after = fleet.until_phase(job, JobPhase.RUNNING)
+        recovered = after.recoveries - view.recoveries
+        what = f"{view.width} -> {width}, {moment}, {victim if killed else 'nobody'} killed"
+        print(f"{what}: {told.strip()} (on {after.width}, {recovered} recovered)")
+        assert "Traceback" not in told and len(told.strip().splitlines()) <= 2, told
+        if asked.returncode == 0:
+            assert after.width == width or recovered
+        elif not recovered:
+            assert (after.width, after.phase) == (view.width, JobPhase.RUNNING), "it runs on as it did"
+        assert recovered <= 1
+    job_of.require_right(fleet, job, job_of.untouched(tmp_path / "alone"))
+    resize.torture.require_clean(job)
+
+
+def test_what_makes_no_sense_is_refused_in_a_sentence(fleet, tmp_path):
+    job_of = training(tmp_path)
+    job = job_of.submit(fleet, tmp_path / "sense", "--checkpoint-every", "0")
+    fleet.until_step(job, 2)
+    for width, words in (
+        ("0", "0 is not in the range"),
+        ("-2", "-2 is not in the range"),
+        ("3", "possible are 1, 2, 4"),
+        ("8", "A job of 4 ranks cannot use 8 devices"),
+        ("4", "runs on 4 devices already"),
+        ("9" * 30, "is not in the range"),
+        ("two", "Invalid value"),
+    ):
+        done = fleet.run("resize", job, "--devices", width, "--wait")
+        assert done.returncode and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+    first, *others = [Resize(fleet, job, random.Random(0)).begin(width) for width in (2, 1)]
+    told = [process.communicate(timeout=600)[0] for process in (first, *others)]
+    codes = [process.returncode for process in (first, *others)]
+    assert sorted(map(bool, codes)) == [False, True], told
+    refused = next(text for text, code in zip(told, codes, strict=True) if code)
+    assert any(words in refused for words in ("asked to resize already", "is busy", "The job is resizing", "to run on"))
+    width = fleet.show(job).width
+    assert width in (1, 2)
+    checkpoint = subprocess.Popen([*ERGO, "checkpoint", job, "--wait"], env=fleet.env, text=True)
+    fleet.run("resize", job, "--devices", "4", "--wait")  # before, in or after it
+    assert checkpoint.wait(600) == 0
+    view = job_of.require_right(fleet, job, job_of.untouched(tmp_path / "alone"))
+    assert view.recoveries == 0
+    done = fleet.run("resize", job, "--devices", "2")
+    assert done.returncode and "has ended (completed)" in done.stderr, done.stderr
