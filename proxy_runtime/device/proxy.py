@@ -43,7 +43,7 @@ class Diary:
         when = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = {"time": when, "level": level, "event": event, **self._ids, **more, "process": "device-proxy"}
         with suppress(OSError):
-            os.write(sys.stderr.fileno(), json.dumps(line).encode() + b"\n")
+            os.write(sys.stderr.fileno(), json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
 
 class RequestError(Exception):
