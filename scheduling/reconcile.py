@@ -72,16 +72,15 @@ def _findings(state: ClusterState, now: datetime) -> Iterator[Finding]:
         if not node.alive:
             continue
         if newest and node.heard_at and (newest - node.heard_at).total_seconds() > SILENT_S:
-            yield _finding(
-                "silent", "", node, f"{node.node.name} has told nothing since {node.heard_at:%H:%M:%S} UTC", now
-            )
+            text = f"{node.node.name} has told nothing since {node.heard_at:%H:%M:%S} UTC"
+            yield Finding("silent", "", node.node, text, now)
         for part in node.parts:
             job = jobs.get(part.job)
             if job is not None:
                 yield from _of_part(job, node, part, now)
             elif part.job not in gone:
                 text = f"{node.node.name} has a part of {part.job}, which the scheduler does not know"
-                yield _finding("stranger", part.job, node, text, now)
+                yield Finding("stranger", part.job, node.node, text, now)
     alive = {node.node: node for node in state.nodes if node.alive}
     for job in state.jobs:
         if job.notice.phase is JobPhase.RUNNING:
@@ -92,7 +91,7 @@ def _of_part(job: JobState, node: NodeState, part: PartState, now: datetime) -> 
     notice = job.notice
     if part.epoch < notice.epoch and not any(device.node == node.node for device in job.held_devices):
         text = f"{node.node.name} still has its part of epoch {int(part.epoch)}; it is in epoch {int(notice.epoch)}"
-        yield _finding("leftover", notice.job, node, text, now)
+        yield Finding("leftover", notice.job, node.node, text, now)
     runs = notice.phase is JobPhase.RUNNING and part.epoch == notice.epoch
     if not runs or notice.since is None or part.device_ms is None or part.base_ms is None:
         return
@@ -106,7 +105,7 @@ def _of_part(job: JobState, node: NodeState, part: PartState, now: datetime) -> 
             f"{node.node.name} has delivered {told:.0f} device-seconds to it in the last "
             f"{(part.at - part.base_at).total_seconds():.0f} s, {counted:.0f} are counted"
         )
-        yield _finding("delivered", notice.job, node, text, now)
+        yield Finding("delivered", notice.job, node.node, text, now)
 
 
 def _missing(job: JobState, alive: dict[NodeId, NodeState], now: datetime) -> Iterator[Finding]:
@@ -118,8 +117,4 @@ def _missing(job: JobState, alive: dict[NodeId, NodeState], now: datetime) -> It
         late = notice.since is None or node.heard_at < notice.since + timedelta(seconds=GRACE_S)
         if not late and not any(part.job == notice.job and part.epoch == notice.epoch for part in node.parts):
             text = f"it says that it runs there, and {node.node.name} has no part of it in epoch {int(notice.epoch)}"
-            yield _finding("missing", notice.job, node, text, now)
-
-
-def _finding(kind: str, job: str, node: NodeState, text: str, now: datetime) -> Finding:
-    return Finding(kind, job, node.node, text, now)
+            yield Finding("missing", notice.job, node.node, text, now)

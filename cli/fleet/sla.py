@@ -146,8 +146,10 @@ def _add(found: dict[tuple[str, str], ServiceState], given: ServiceState) -> Non
 
 
 def _sorted(found: dict[tuple[str, str], ServiceState]) -> list[ServiceState]:
-    order = {"premium": 0, "standard": 1, "basic": 2}
-    return sorted(found.values(), key=lambda item: (item.tenant, order[item.tier]))
+    from model.job_spec import Tier
+
+    tiers = list(Tier)
+    return sorted(found.values(), key=lambda item: (item.tenant, tiers.index(item.tier)))
 
 
 def level_of(row: ServiceState) -> float:
