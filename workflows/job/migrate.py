@@ -58,9 +58,15 @@ def check_resize(job: Job, width: int) -> None:
         if state.parallelism is None:
             check_width(job.spec.world_size, width)
         else:
-            check_fit(state.parallelism, placed(state.parallelism, width), state.memory_bytes)
+            check_fit(state.parallelism, placed(state.parallelism, width), device_memory(job))
     except ModelError as error:
         raise OperationFailed(str(error), code=error.code) from error
+
+
+def device_memory(job: Job) -> int:
+    """Bytes that a device of the job has, be it the job's own limit or the device's; 0 where nobody knows."""
+    known = [size for size in (job.state.memory_bytes, job.spec.device_memory_bytes) if size]
+    return min(known, default=0)
 
 
 async def migrate(job: Job, directive: Directive) -> None:

@@ -134,6 +134,11 @@ def main() -> None:
             "peak": torch.cuda.max_memory_allocated(),
         }
 
+    def forget_peak() -> dict[str, Any]:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        return {}
+
     def release(statistics: bool) -> dict[str, Any]:
         """Gives back the bytes of parameters and optimizer state, or those of buffers. The job cannot go on."""
         training = here()
@@ -154,6 +159,7 @@ def main() -> None:
             "make": make,
             "window": window,
             "sizes": sizes,
+            "forget_peak": forget_peak,
             "release": release,
             "digest": digest,
         }

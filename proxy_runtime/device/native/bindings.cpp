@@ -94,6 +94,7 @@ py::dict splice_dict(const splice::Counters& c) {
   result["unshared"] = std::vector<std::string>(c.unshared.begin(), c.unshared.end());
   result["physical_bytes"] = c.physical_bytes;
   result["peak_bytes"] = c.peak_bytes;
+  result["step_peak_bytes"] = c.step_peak_bytes;
   result["logical_bytes"] = c.logical_bytes;
   return result;
 }

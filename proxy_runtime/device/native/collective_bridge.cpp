@@ -6,7 +6,6 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "collective_plan.hpp"
 #include "failure.hpp"
@@ -132,6 +131,24 @@ bool splits_output(CollectiveKind kind) {
   return kind == CollectiveKind::AllGather || kind == CollectiveKind::Gather || kind == CollectiveKind::AllToAll;
 }
 
+// Tensors that are gone do not count any more: looked at only where the sum would be the highest.
+void count_given(RankState& rank, const CollectiveCall& call) {
+  if (call.kind != CollectiveKind::AllReduce) return;
+  for (const TensorRef& ref : call.inputs) {
+    uint64_t& bytes = rank.given[ref.handle];
+    const uint64_t more = std::max(bytes, ref.meta.bytes);
+    rank.given_bytes += more - bytes;
+    bytes = more;
+  }
+  if (rank.given_bytes <= rank.gradient_bytes) return;
+  std::erase_if(rank.given, [&](const auto& entry) {
+    if (rank.storages.contains(entry.first)) return false;
+    rank.given_bytes -= entry.second;
+    return true;
+  });
+  rank.gradient_bytes = std::max(rank.gradient_bytes, rank.given_bytes);
+}
+
 std::vector<at::Tensor> input_pieces(const CollectiveCall& call, const std::vector<at::Tensor>& inputs,
                                      size_t members) {
   if (!splits_input(call.kind) || inputs.empty()) return inputs;
@@ -172,6 +189,17 @@ CollectiveCall CollectiveCall::parse(WordReader body) {
   } catch (const std::runtime_error& e) {
     throw ProtocolError(e.what());
   }
+}
+
+bool covers(const TensorMeta& meta, const PhysicalStorage& storage) {
+  return (meta.flags & Canonical) != 0 && (meta.flags & (Conj | Neg)) == 0 && meta.bytes == storage.storage.nbytes() &&
+         meta.bytes > 0;
+}
+
+bool CollectiveCall::fills(size_t output, const PhysicalStorage& storage) const {
+  const TensorRef& ref = outputs[output];
+  return covers(ref.meta, storage) &&
+         std::ranges::count_if(outputs, [&](const TensorRef& other) { return other.handle == ref.handle; }) == 1;
 }
 
 void CollectiveBridge::connect(std::unique_ptr<Fabric> fabric, std::vector<int> rank_to_proxy) {
@@ -271,6 +299,7 @@ void CollectiveBridge::issue(RankState& rank, WordReader body) {
   }
   descriptor.expected_bytes = expected_bytes(call, own);
   pending.writes = has_result(call.kind, call.root, own);
+  if (members > 1) count_given(rank, call);
   contribute(rank, call, std::move(descriptor), std::move(input), std::move(pending));
 }
 
@@ -324,23 +353,33 @@ void CollectiveBridge::contribute(RankState& rank, const CollectiveCall& call, D
   rank.pending.emplace(*ticket, std::move(pending));
 }
 
+// After an all-reduce that failed: tensors are what the member gave. Where that was part of a sum by then, it cannot be
+// had back: the tensor is gone, as the result of an operator that failed is, and whoever uses it is told so.
+void CollectiveBridge::give_back(RankState& rank, const CollectiveCall& call, const PendingCollective& pending,
+                                 const CollectiveResult& result) {
+  at::NoGradGuard no_grad;
+  if (!result.blocks.empty()) {
+    auto outputs = tensors(call.outputs, pending.storages, call.inputs.size());
+    return unpack(result.blocks, segments_of(outputs), outputs);
+  }
+  for (size_t i = 0; i < call.outputs.size(); i++) {
+    const uint64_t handle = call.outputs[i].handle;
+    if (!call.fills(i, *pending.storages[call.inputs.size() + i])) continue;  // a copy of it was given
+    rank.storages.release(handle);
+    if (rank.member) rank.member->splicer.released(*rank.member, handle);
+  }
+}
+
 void CollectiveBridge::complete(RankState& rank, const CollectiveCall& call, const PendingCollective& pending,
                                 const CollectiveResult& result) {
   if (!result.error.empty()) {
     rank.report({Status::Runtime, result.error});
+    if (call.kind == CollectiveKind::AllReduce && pending.writes) give_back(rank, call, pending, result);
     return;
   }
   if (!pending.writes || call.outputs.empty()) return;
   at::NoGradGuard no_grad;
   auto outputs = tensors(call.outputs, pending.storages, call.inputs.size());
-  if (call.kind == CollectiveKind::AllReduce && result.blocks.empty()) {  // of no use: part of a sum that was given up
-    for (const at::Tensor& out : outputs)
-      if (out.is_floating_point() || out.is_complex())
-        out.fill_(std::numeric_limits<double>::quiet_NaN());
-      else
-        out.zero_();
-    return;
-  }
   const std::vector<int>& members = communicator(rank, call.comm).members;
   auto check = [&](size_t given, size_t wanted, size_t from) {
     TORCH_CHECK(given == wanted, "rank ", rank.rank, " called ", kind_name(static_cast<uint8_t>(call.kind)),

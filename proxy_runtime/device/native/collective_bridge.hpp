@@ -18,6 +18,9 @@ struct TensorRef {
   uint64_t handle = 0;
 };
 
+// The tensor is its storage: every byte, in order.
+bool covers(const TensorMeta& meta, const PhysicalStorage& storage);
+
 // A Collective message's body, parsed. In-place kinds have the same tensors as inputs and outputs.
 struct CollectiveCall {
   uint64_t comm = 0;
@@ -28,6 +31,8 @@ struct CollectiveCall {
   std::vector<uint64_t> extra;
 
   static CollectiveCall parse(WordReader body);  // throws ProtocolError
+  // An output is a storage of its own, from end to end.
+  bool fills(size_t output, const PhysicalStorage& storage) const;
 };
 
 // Reduction kernels of the engine, in ATen and so in every dtype that torch can add.
@@ -63,6 +68,8 @@ class CollectiveBridge {
   uint32_t group_rank(const RankState& rank, uint64_t comm) const;
   void contribute(RankState& rank, const CollectiveCall& call, Descriptor descriptor, Slice input,
                   PendingCollective pending);
+  void give_back(RankState& rank, const CollectiveCall& call, const PendingCollective& pending,
+                 const CollectiveResult& result);
   void complete(RankState& rank, const CollectiveCall& call, const PendingCollective& pending,
                 const CollectiveResult& result);
   std::vector<at::Tensor> tensors(const std::vector<TensorRef>& refs, const std::vector<PhysicalPtr>& storages,

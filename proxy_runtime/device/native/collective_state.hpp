@@ -29,7 +29,6 @@ struct CollectiveEngine::Operation {
   Slice input;
   OnComplete on_complete;
   std::list<std::shared_ptr<Operation>>::iterator place;  // in operations_[rank]
-  bool summed;  // the input is no longer what the member gave: part of a sum, or one
 };
 
 // What one member has sent for one instance to this proxy.

@@ -114,8 +114,7 @@ uint64_t CollectiveEngine::issue(int rank, const Descriptor& descriptor, Slice i
                                                          descriptor,
                                                          std::move(input),
                                                          std::move(on_complete),
-                                                         {},
-                                                         descriptor.absorbed});
+                                                         {}});
   auto& list = operations_[rank];
   operation->place = list.insert(list.end(), operation);
   s.instances[operation->number].operations[me] = operation;
@@ -426,8 +425,11 @@ void CollectiveEngine::complete_ready(Sequence& s) {
       completions_.push_back({operation, std::move(found->second.results[member])});
       completions_.back().result.sequence = s.id;
       completions_.back().result.number = number;
-      // What the member gave, if it is still what it gave: its tensors may have lent the engine their bytes.
-      if (!completions_.back().result.error.empty() && !operation->summed)
+      // What the member gave, if it is still what it gave: its tensors may have lent the engine their bytes. A sum
+      // (which may have been made before a cut) has its right neighbour's input in it.
+      const auto next = found->second.contributions.find(member + 1);
+      const bool sum = next != found->second.contributions.end() && next->second.first.absorbed;
+      if (!completions_.back().result.error.empty() && !operation->descriptor.absorbed && !sum)
         completions_.back().result.blocks = {operation->input};
     }
     s.instances.erase(found);

@@ -57,7 +57,6 @@ bool CollectiveEngine::fold(Instance& instance, size_t lo, size_t hi) {
   Operation& from = *instance.operations.at(static_cast<uint32_t>(mid));
   if (from.descriptor.absorbed) return true;  // done before
   add_into(into, from.input);
-  into.summed = from.summed = true;
   from.descriptor.absorbed = true;
   from.input = Slice();
   Contribution& gone = instance.contributions.at(static_cast<uint32_t>(mid));

@@ -232,6 +232,7 @@ void Proxy::splice() {
           servers_, [](const auto& entry) { return shared_words(entry.second->ring().header()).shared.load() == 1; }))
     return;
   if (const char* n = std::getenv("ERGO_SPLICE_VERIFY")) splicer_.verify_one_of(std::strtoull(n, nullptr, 10));
+  if (const char* n = std::getenv("ERGO_SPLICE_ERR")) splicer_.err_at(std::strtoull(n, nullptr, 10));
   if (!schedule_) schedule_ = std::make_unique<splice::Schedule>(splicer_, collectives_, splice::Schedule::Limits());
   for (auto& [rank, server] : servers_) {
     if (server->state().member) continue;

@@ -11,6 +11,8 @@ namespace ergo::device {
 namespace {
 
 constexpr size_t kMarks = 1 << 20;
+// Smaller storages are given up when their turn comes.
+constexpr uint64_t kWorthFreeing = 1024;
 // From then on a queue that waits is looked at.
 constexpr auto kStands = std::chrono::seconds(1);
 
@@ -118,6 +120,22 @@ bool RankServer::step() {
   return true;
 }
 
+bool RankServer::ready() const {
+  if (finished() || !ring_.has_message()) return false;
+  return !blocked_ || (awaits_store_ ? store_reply_.has_value() : blocked_at_ != state_.completions);
+}
+
+void RankServer::free_ahead() {
+  ring_.free_ahead(
+      looked_at_,
+      [this](uint64_t handle) {
+        if (!state_.storages.contains(handle)) return false;
+        const PhysicalStorage& storage = *state_.storages.find(handle);
+        return storage.pending == 0 && storage.storage.nbytes() >= kWorthFreeing && splice::references(storage) == 1;
+      },
+      [this](uint64_t handle) { state_.storages.release(handle); });
+}
+
 void RankServer::deliver_store_reply(std::string reply) { store_reply_ = std::move(reply); }
 
 bool RankServer::any_pending(const uint64_t* handles, size_t n) const {
@@ -223,6 +241,8 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
         break;
       case Message::Step:
         ring_.header().step_done.store(operands<1>(body)[0]);
+        state_.given.clear();
+        state_.given_bytes = 0;
         break;
       case Message::Stats: {
         operands<0>(body);
@@ -430,9 +450,11 @@ RankServer::Outcome RankServer::store(WordReader body) {
 std::string RankServer::stats() const {
   std::ostringstream json;
   json << "{\"storages\":" << state_.storages.size() << ",\"bytes\":" << state_.storages.logical_bytes()
-       << ",\"templates\":" << state_.templates.size() << ",\"executed\":" << state_.executed
-       << ",\"defined\":" << state_.defined << ",\"messages\":" << state_.messages
-       << ",\"pending\":" << state_.pending.size() << ",\"step\":" << step_done() << "}";
+       << ",\"peak_bytes\":" << std::max(state_.storages.peak_bytes(), state_.storages.logical_bytes())
+       << ",\"gradient_bytes\":" << state_.gradient_bytes << ",\"templates\":" << state_.templates.size()
+       << ",\"executed\":" << state_.executed << ",\"defined\":" << state_.defined
+       << ",\"messages\":" << state_.messages << ",\"pending\":" << state_.pending.size() << ",\"step\":" << step_done()
+       << "}";
   return json.str();
 }
 

@@ -44,6 +44,11 @@ class RankServer {
   bool step();
   // A request has gone to the proxy that has the store and its answer is not here yet.
   bool awaits_store() const { return awaits_store_; }
+  // There is a next message, and what it has waited for may have come.
+  bool ready() const;
+  // While it waits: gives up large storages that are its own and that its queue gives up, if nothing before that names
+  // them. When their turn comes they are gone already, which is no error.
+  void free_ahead();
   void deliver_store_reply(std::string reply);
   // Its queue has stopped at a message that waits for a collective or the store.
   bool blocked() const { return blocked_; }
@@ -95,6 +100,7 @@ class RankServer {
   bool exited_ = false, failed_ = false;
   bool blocked_ = false, awaits_store_ = false;
   uint64_t blocked_at_ = 0;  // state_.completions when it blocked
+  uint64_t looked_at_ = 0;   // where free_ahead() has got to in the queue
   uint64_t stands_at_ = 0;   // the message at which it did, from 1
   std::chrono::steady_clock::time_point stands_since_;
   std::optional<std::string> store_reply_;

@@ -54,6 +54,10 @@ struct RankState {
   std::map<uint64_t, PendingCollective> pending;  // by the engine's ticket
   splice::Member* member = nullptr;               // while it shares its device with other ranks
   std::function<void(const Failure&)> report;     // an asynchronous error: the rank raises it at its next sync
+  // What it has given to be summed since its last step, by handle, and the most of that in any step (bytes): gradients,
+  // as far as they can be told from outside.
+  std::unordered_map<uint64_t, uint64_t> given;
+  uint64_t given_bytes = 0, gradient_bytes = 0;
   uint64_t completions = 0;  // collectives completed in this proxy: what a blocked queue waits to see change
   uint64_t executed = 0, defined = 0, messages = 0;
 };

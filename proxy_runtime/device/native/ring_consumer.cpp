@@ -61,6 +61,36 @@ bool RingConsumer::holds(Message type) const {
   return false;
 }
 
+// Whether any word in there is this one: more than those that are a handle, never fewer.
+bool RingConsumer::names(uint64_t from, uint64_t to, uint64_t word) const {
+  while (from < to) {
+    const uint64_t at = from & (ring_.ring_bytes() - 1), n = std::min(to - from, ring_.ring_bytes() - at);
+    const auto* words = reinterpret_cast<const uint64_t*>(ring_.ring() + at);
+    if (std::find(words, words + n / 8, word) != words + n / 8) return true;
+    from += n;
+  }
+  return false;
+}
+
+void RingConsumer::free_ahead(uint64_t& seen, const std::function<bool(uint64_t)>& wanted,
+                              const std::function<void(uint64_t)>& release) const {
+  const uint64_t head = header().head.load(std::memory_order_acquire);
+  if (head - tail_ > ring_.ring_bytes()) return;  // peek says what is wrong with it
+  seen = std::max(seen, tail_);
+  while (seen < head) {
+    const char* at = ring_.ring() + (seen & (ring_.ring_bytes() - 1));
+    MessageHeader h;
+    std::memcpy(&h, at, sizeof h);
+    if (h.length < sizeof h || h.length % 8 != 0 || h.length > head - seen) return;
+    if (static_cast<Message>(h.type) == Message::Free && h.length == 2 * sizeof(uint64_t)) {
+      uint64_t handle = 0;
+      std::memcpy(&handle, at + sizeof h, sizeof handle);
+      if (wanted(handle) && !names(tail_, seen, handle)) release(handle);
+    }
+    seen += h.length;
+  }
+}
+
 std::optional<MessageView> RingConsumer::peek() {
   for (;;) {
     if (tail_ == head_) head_ = header().head.load(std::memory_order_acquire);

@@ -4,6 +4,7 @@
 #include <linux/futex.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -34,6 +35,10 @@ class RingConsumer {
   bool has_message() const;
   // Whether a message of this type is in the queue.
   bool holds(Message type) const;
+  // Calls `release` for every handle that a Free message from position `seen` on gives up, if it is `wanted` and no
+  // message before that one names it. `seen` moves on to the end of the queue.
+  void free_ahead(uint64_t& seen, const std::function<bool(uint64_t)>& wanted,
+                  const std::function<void(uint64_t)>& release) const;
   // After the message has been executed: the only thing that moves the tail.
   void advance(const MessageView& message);
   // Skips what lies before a position; false: there is nothing. Wakes the producer.
@@ -61,6 +66,7 @@ class RingConsumer {
   uint64_t pinned_bytes() const { return ring_.pinned_bytes(); }
 
  private:
+  bool names(uint64_t from, uint64_t to, uint64_t word) const;
   void wake_producer();
   RingMapping ring_;
   uint64_t tail_;

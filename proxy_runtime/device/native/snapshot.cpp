@@ -219,6 +219,10 @@ void load(const MetaReader& meta, SnapshotServices services, RankState& rank, Ke
   get_collectives(meta, services.collectives, rank, physical);
   WordReader counters = meta.section("counters");
   rank.executed = counters.word(), rank.defined = counters.word(), rank.messages = counters.word();
+  if (counters.left() != 0) {  // not in what was dumped before there were these
+    rank.storages.remember_peak(counters.word());
+    rank.gradient_bytes = counters.word();
+  }
   if (!store) return;
   WordReader keys = meta.section("store");
   std::map<std::string, std::string> items;
@@ -272,6 +276,8 @@ uint64_t dump_rank(SnapshotServices services, RankState& rank, const KeyValueSto
   counters.word(rank.executed);
   counters.word(rank.defined);
   counters.word(rank.messages);
+  counters.word(rank.storages.peak_bytes());
+  counters.word(rank.gradient_bytes);
   if (store) put_store(meta.section("store"), *store);
   index.write(meta.section("physical"));
   uint64_t bytes = file.finish();

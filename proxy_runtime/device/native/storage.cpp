@@ -5,8 +5,12 @@
 namespace ergo::device {
 
 void StorageTable::reference(PhysicalStorage& physical, int change) {
+  if (change > 0 && std::ranges::all_of(physical.references, [](uint32_t of_rank) { return of_rank == 0; }))
+    physical.counted = physical.storage.nbytes();
   if (physical.references.size() <= slot_) physical.references.resize(slot_ + 1, 0);
   physical.references[slot_] += static_cast<uint32_t>(change);
+  bytes_ += change > 0 ? physical.counted : -physical.counted;
+  peak_ = std::max(peak_, bytes_);
 }
 
 void StorageTable::bind(uint64_t handle, PhysicalPtr physical) {

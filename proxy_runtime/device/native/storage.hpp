@@ -8,6 +8,7 @@
 #include <c10/util/flat_hash_map.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "failure.hpp"
@@ -37,6 +38,7 @@ struct PhysicalStorage : c10::intrusive_ptr_target {
   // References per rank, indexed by the rank's slot in its proxy. Exclusive means: one entry, and one in it.
   c10::SmallVector<uint32_t, 2> references;
   uint32_t pending = 0;            // collectives that have been issued and will still write it
+  uint64_t counted = 0;            // bytes: its size when it was first named, as tables count it
   splice::Entry* entry = nullptr;  // where several ranks share a device (splice/ledger.hpp), else null
 };
 using PhysicalPtr = c10::intrusive_ptr<PhysicalStorage>;
@@ -67,12 +69,16 @@ class StorageTable {
 
   size_t size() const { return handles_.size(); }
   uint64_t logical_bytes() const;
+  // The most that its handles have named at once, or what was remembered of an earlier process's. Bytes.
+  uint64_t peak_bytes() const { return peak_; }
+  void remember_peak(uint64_t bytes) { peak_ = std::max(peak_, bytes); }
   auto begin() const { return handles_.begin(); }
   auto end() const { return handles_.end(); }
 
  private:
   void reference(PhysicalStorage& physical, int change);
   uint32_t slot_;
+  uint64_t bytes_ = 0, peak_ = 0;
   ska::flat_hash_map<uint64_t, PhysicalPtr> handles_;
 };
 

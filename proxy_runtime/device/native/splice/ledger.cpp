@@ -18,6 +18,12 @@ void Ledger::charge(Entry& entry, uint64_t bytes) {
 void Ledger::hold(uint64_t bytes) {
   counters_.physical_bytes += bytes;
   counters_.peak_bytes = std::max(counters_.peak_bytes, counters_.physical_bytes);
+  peak_since_met_ = std::max(peak_since_met_, counters_.physical_bytes);
+}
+
+void Ledger::met() {
+  counters_.step_peak_bytes = peak_since_met_;
+  peak_since_met_ = counters_.physical_bytes;
 }
 
 void Ledger::let_go(uint64_t bytes) { counters_.physical_bytes -= bytes; }

@@ -13,7 +13,7 @@
 
 namespace ergo::device::splice {
 
-// What is counted per proxy. Bytes and counts of its whole life, but for the last three, which are now.
+// What is counted per proxy. Bytes and counts of its whole life; physical and logical bytes are those of now.
 struct Counters {
   uint64_t executed = 0;           // operators that ran
   uint64_t shared = 0;             // calls that needed no run: another rank's result was the same
@@ -29,6 +29,7 @@ struct Counters {
   std::set<std::string> unshared;  // operators that are not shared any more because of those
   uint64_t physical_bytes = 0;
   uint64_t peak_bytes = 0;
+  uint64_t step_peak_bytes = 0;  // the most between the last two times that all ranks of a group went on together
   uint64_t logical_bytes = 0;
 };
 
@@ -43,11 +44,13 @@ class Ledger;
 struct Entry {
   explicit Entry(Ledger& l) : ledger(l) {}
   Ledger& ledger;
-  bool published = false;    // found by its number
-  bool padded = false;       // its memory reaches to the next multiple of 64 bytes
-  bool hollow = false;       // has no bytes: nothing has been written to it yet, or a pending collective will be
-  uint32_t readers = 0;      // lazy copies that still lack bytes of it
-  uint64_t charged = 0;      // bytes
+  bool published = false;  // found by its number
+  bool padded = false;     // its memory reaches to the next multiple of 64 bytes
+  bool hollow = false;     // has no bytes: nothing has been written to it yet, or a pending collective will be
+  uint32_t readers = 0;    // lazy copies that still lack bytes of it
+  uint64_t charged = 0;    // bytes
+  uint64_t call = 0;       // the last call that names it, and its first place in there
+  uint32_t place = 0;
   PhysicalPtr source;        // of a lazy copy: where `holes` are still to be read
   std::vector<Range> holes;  // ascending
 };
@@ -64,6 +67,8 @@ class Ledger {
   // Bytes that are held without a storage.
   void hold(uint64_t bytes);
   void let_go(uint64_t bytes);
+  // A new interval of Counters::step_peak_bytes.
+  void met();
   // Gives it a number by which it can be found from now on.
   void publish(PhysicalStorage& storage, const ValueNumber& value);
   // It is going to be written: its number is nobody's.
@@ -75,6 +80,7 @@ class Ledger {
 
  private:
   void charge(Entry& entry, uint64_t bytes);
+  uint64_t peak_since_met_ = 0;
   Counters& counters_;
   ska::flat_hash_map<ValueNumber, c10::SmallVector<PhysicalStorage*, 2>, NumberHash> known_;
 };

@@ -37,8 +37,10 @@ struct HeldCall {
   c10::SmallVector<PhysicalStorage*, 8> storages;
   c10::SmallVector<uint32_t, 8> first;  // per place, the first place with the same handle
   uint64_t message = 0;                 // number of the message that it is of; 0: none
+  bool repeats = false;                 // some handle has several places
   bool first_of(uint32_t place) const { return first[place] == place; }
   bool repeated(uint32_t place) const {
+    if (!repeats) return false;
     for (uint32_t i = 0; i < first.size(); i++)
       if (i != place && first[i] == first[place]) return true;
     return false;
@@ -68,6 +70,8 @@ struct Member {
   Hold hold = Hold::None;
   Slots waits_for = 0;                  // Sync, Parked: the ranks that should come, this one included
   bool lockstep = false;                // in a group
+  bool begun = false;                   // has computed on its own since: it may have activations
+  bool passed_over = false;             // its host was waited for in vain; until it goes on
   uint64_t pass = 0;                    // number of the message that runs, whatever the rules say
   bool verifies = false;                // the next call runs though its result is known, and both are compared
   uint64_t met = 0;                     // number of the message at which it need not wait for its peers

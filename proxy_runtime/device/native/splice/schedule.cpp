@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <tuple>
 
 #include "../standstill.hpp"
 
@@ -17,7 +18,11 @@ constexpr uint64_t kCalm = 4096;
 
 }  // namespace
 
-void Schedule::add(RankServer& server) { seats_.push_back({&server, server.state().member, false}); }
+void Schedule::add(RankServer& server) {
+  seats_.push_back({&server, server.state().member, false});
+  current_ = nullptr;
+  empty_ = nullptr;
+}
 
 std::vector<Schedule::Seat*> Schedule::seats_of(Slots slots) {
   std::vector<Seat*> found;
@@ -56,22 +61,76 @@ bool Schedule::turn(const std::function<bool(const RankServer&)>& held, const st
   now_ = Clock::now();
   wakes_.reset();
   for (Seat& seat : seats_) seat.held = held(*seat.server);
-  bool did = gather();
-  for (size_t k = 0; k < seats_.size() && !did; k++) {
-    const size_t i = (current_ + k) % seats_.size();
-    const Progress progress = advance(seats_[i], urgent);
-    if (progress == Progress::Did) {
-      current_ = i;
-      empty_since_.reset();
-      did = true;
-    } else if (progress == Progress::Empty && k == 0) {
-      if (!empty_since_) empty_since_ = now_;
-      if (!over(limits_.linger, *empty_since_)) return false;
-    }
-  }
-  if (!did) did = resolve();
+  bool waits = false;
+  const bool did = gather() || advance_one(urgent, waits) || (!waits && resolve());
   if (did) last_progress_ = now_;
   return did;
+}
+
+// The rank whose turn it is goes on; where it waits for others, the next one. `waits`: the host of the one whose turn
+// it is has nothing for it yet, and is waited for.
+bool Schedule::advance_one(const std::function<bool()>& urgent, bool& waits) {
+  auto goes_on = [&](Seat& seat) {
+    const Progress progress = advance(seat, urgent);
+    if (progress == Progress::Did) {
+      if (empty_ == &seat) end_wait_for_host(false);
+      seat.member->passed_over = false;
+      current_ = seat.member->begun || seat.member->lockstep ? &seat : nullptr;
+      if (!seat.member->lockstep)
+        for (Seat& other : seats_)
+          if (other.member->hold == Hold::Sync || other.server->blocked()) other.server->free_ahead();
+    }
+    waits = progress == Progress::Empty && wait_for_host(seat);
+    return progress == Progress::Did;
+  };
+  if (current_) {
+    if (goes_on(*current_)) return true;
+    if (waits) return false;
+  }
+  for (Seat* seat : others_in_order()) {
+    if (goes_on(*seat)) return true;
+    if (waits) return false;
+  }
+  return false;
+}
+
+// All but the current one: first those that have something of their own, then those that have come least far.
+std::vector<Schedule::Seat*> Schedule::others_in_order() {
+  std::vector<Seat*> seats;
+  for (Seat& seat : seats_)
+    if (&seat != current_) seats.push_back(&seat);
+  auto key = [](const Seat* seat) {
+    return std::tuple(!seat->member->begun, seat->server->step_done(), seat->member->rank.rank);
+  };
+  std::ranges::sort(seats, [&](const Seat* a, const Seat* b) { return key(a) < key(b); });
+  return seats;
+}
+
+bool Schedule::could_go_on(const Seat& seat) const {
+  return !seat.held && seat.member->hold == Hold::None && seat.server->ready();
+}
+
+bool Schedule::wait_for_host(Seat& seat) {
+  if (seat.member->passed_over) return false;
+  if (std::ranges::none_of(seats_, [&](const Seat& other) { return &other != &seat && could_go_on(other); }))
+    return false;
+  if (empty_ != &seat) {
+    empty_ = &seat;
+    empty_since_ = now_;
+  }
+  if (!over(limits_.linger / (1 << lingered_in_vain_), empty_since_)) return true;
+  seat.member->passed_over = true;
+  end_wait_for_host(true);
+  return false;
+}
+
+// Short waits say nothing of how long the next one should be.
+void Schedule::end_wait_for_host(bool in_vain) {
+  empty_ = nullptr;
+  if (in_vain)
+    lingered_in_vain_ = std::min(lingered_in_vain_ + 1, kMostStrikes);
+  else if (lingered_in_vain_ > 0 && now_ - empty_since_ > limits_.linger / (2 << lingered_in_vain_))
+    lingered_in_vain_--;
 }
 
 Schedule::Progress Schedule::advance(Seat& seat, const std::function<bool()>& urgent) {
@@ -79,8 +138,14 @@ Schedule::Progress Schedule::advance(Seat& seat, const std::function<bool()>& ur
   if (seat.held || seat.server->finished()) return Progress::None;
   if (member.lockstep) return advance(*group_of(member), urgent);
   if (member.hold != Hold::None) return Progress::None;
+  const uint64_t step = seat.server->step_done();
   int n = 0;
-  while (n < kTurn && !urgent() && seat.server->step()) n++;
+  while (n < kTurn && !urgent() && seat.server->step()) {
+    n++;
+    if (seat.server->step_done() == step) continue;
+    member.begun = false;  // at the end of a step it has nothing but what it keeps, and others may come first
+    break;
+  }
   if (n > 0 || member.hold != Hold::None) return Progress::Did;
   return seat.server->blocked() || seat.server->ring().has_message() ? Progress::None : Progress::Empty;
 }
@@ -169,9 +234,11 @@ void Schedule::form(Slots members) {
     seat->member->hold = Hold::None;
     seat->member->waits_for = 0;
     seat->member->lockstep = true;
+    seat->member->begun = false;
   }
   groups_.push_back({members, std::nullopt});
   splicer_.counters().lockstep_runs++;
+  splicer_.met();
 }
 
 void Schedule::dissolve(Group& group) {

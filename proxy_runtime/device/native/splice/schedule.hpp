@@ -1,6 +1,7 @@
 // Which rank of a device runs when.
 //
-// One at a time until it waits for a collective, so that one rank's activations live at once. Where ranks are about to
+// One at a time until it waits for a collective, so that one rank's activations live at once; those that have come less
+// far first, and of these in the order of the ranks, so that sums are made of whole subtrees. Where ranks are about to
 // do the same (they touch a collective's result, or write what they share), whoever comes first waits; together they go
 // on in lockstep: as long as their next operators are the same on the same values, one run serves all. The first
 // difference ends it. Waiting that cannot end is found where it can be, and ended by a time limit where not (a host
@@ -22,8 +23,9 @@ class Schedule {
  public:
   using Clock = std::chrono::steady_clock;
   struct Limits {
-    // A queue that is empty for so long is left for another rank's.
-    std::chrono::microseconds linger{3000};
+    // A rank whose turn it is and whose queue is empty is waited for, for so long, while another could go on. Halved
+    // each time that it was in vain, and doubled when half of it was enough, but not less.
+    std::chrono::microseconds linger{1000000};
     // Lockstep and parked writes end when a peer's queue is empty for so long; halved each time.
     std::chrono::microseconds lockstep{200000};
     // Likewise waiting for peers at a collective's result.
@@ -52,6 +54,11 @@ class Schedule {
   };
   enum class Progress { None, Empty, Did };
 
+  bool advance_one(const std::function<bool()>& urgent, bool& waits);
+  bool wait_for_host(Seat& seat);
+  void end_wait_for_host(bool in_vain);
+  std::vector<Seat*> others_in_order();
+  bool could_go_on(const Seat& seat) const;
   Progress advance(Seat& seat, const std::function<bool()>& urgent);
   Progress advance(Group& group, const std::function<bool()>& urgent);
   bool run_together(const std::vector<Seat*>& seats);
@@ -74,11 +81,13 @@ class Schedule {
   Limits limits_;
   std::vector<Seat> seats_;  // by slot
   std::vector<Group> groups_;
-  size_t current_ = 0;
+  Seat* current_ = nullptr;
   Clock::time_point now_, last_progress_ = Clock::now();
-  std::optional<Clock::time_point> empty_since_;  // of the current rank's queue
+  const Seat* empty_ = nullptr;  // whose host is waited for
+  Clock::time_point empty_since_;
   std::optional<Clock::time_point> wakes_;
   uint32_t strikes_ = 0;
+  uint32_t lingered_in_vain_ = 0;
   uint64_t calm_ = 0;  // calls in lockstep since the last strike
 };
 

@@ -11,7 +11,7 @@ namespace {
 // Storages that are smaller together are copied at once: waiting for a peer costs more.
 constexpr uint64_t kParkBytes = 4096;
 // What a verified call may take in memory beyond the shared one.
-constexpr uint64_t kVerifyBytes = 16 << 20;
+constexpr uint64_t kVerifyBytes = 32 << 20;
 constexpr size_t kRemembered = 100000;
 
 // A call that has been defined for another rank is defined for this one, too.
@@ -20,6 +20,14 @@ void learn_results(Template& t, WordWriter& spec, const std::vector<uint64_t>& w
   for (uint64_t word : words) spec.word(word);
   t.expected = expected;
   t.new_storages = new_storages;
+}
+
+void flip_bit(DeviceBackend& backend, const c10::Storage& storage) {
+  if (storage.nbytes() == 0) return;
+  char byte = 0;
+  backend.read(storage, 0, &byte, 1);
+  byte ^= 1;
+  backend.write(storage, 0, &byte, 1);
 }
 
 uint64_t held_by_group(const PhysicalStorage& storage, const Member& leader, uint32_t place) {
@@ -46,14 +54,17 @@ void Splicer::prepare(Member& m, const Template& t, const Call& from) {
   call.handles.assign(handles, handles + n);
   call.storages.resize(n);
   call.first.resize(n);
+  call.repeats = false;
+  prepared_++;
   for (uint32_t i = 0; i < n; i++) {
     const PhysicalPtr& storage = m.rank.storages.find(handles[i]);
     if (!is_numbered(storage->value)) storage->value = fresh_number();
-    ledger_.entry(*storage);
+    Entry& entry = ledger_.entry(*storage);  // a rank never has two handles on one storage
+    if (entry.call != prepared_) entry.place = i;
+    entry.call = prepared_;
     call.storages[i] = storage.get();
-    uint32_t first = 0;
-    while (handles[first] != handles[i]) first++;
-    call.first[i] = first;
+    call.first[i] = entry.place;
+    call.repeats |= entry.place != i;
   }
   Mixer mixer(Domain::Call);
   mixer.number(facts.identity).number(m.flags);
@@ -83,6 +94,7 @@ bool Splicer::execute(Member& m, Template& t, Call call, WordWriter* spec) {
   }
   prepare(m, t, call);
   if (!may_run(m)) return false;
+  m.begun |= !m.lockstep;
   if (m.others.empty()) {
     if (take_known(m, t, spec)) return true;
     if (parks(m)) return false;
@@ -209,10 +221,15 @@ bool Splicer::take_known(Member& m, Template& t, WordWriter* spec) {
 }
 
 bool Splicer::samples(const Member& m) {
-  if (verify_one_of_ == 0 || ++shareable_calls_ % verify_one_of_ != 0) return false;
-  uint64_t bytes = 0;  // that would be copied
-  for (uint32_t place : m.call.facts->written) bytes += m.call.storages[place]->storage.nbytes();
-  return bytes <= kVerifyBytes;
+  if (verify_one_of_ == 0 || ++unverified_ < verify_one_of_) return false;
+  uint64_t bytes = 0;  // of a result, which is there twice, and of what is written to, which is copied
+  for (uint32_t place : m.call.facts->written) bytes += 2 * m.call.storages[place]->storage.nbytes();
+  for (uint64_t size : m.call.facts->new_bytes) bytes += 2 * size;
+  // A sample must not be what takes the device to its limit: else the next call that is small enough is compared.
+  const bool fits = verify_one_of_ == 1 || counters_.physical_bytes + bytes <= counters_.peak_bytes;
+  if (bytes > kVerifyBytes || !fits) return false;
+  unverified_ = 0;
+  return true;
 }
 
 void Splicer::perform(Member& leader, Template& t, const Call& call, WordWriter* spec) {
@@ -248,7 +265,7 @@ void Splicer::perform(Member& leader, Template& t, const Call& call, WordWriter*
       facts.new_bytes.push_back(leader.rank.storages.find(leader.call.base + k)->storage.nbytes());
   }
   for (Member* other : leader.others)
-    other->delivery = Delivery{nullptr, spec ? spec->words() : std::vector<uint64_t>(), t.expected, t.new_storages};
+    other->delivery = spec ? Delivery{nullptr, spec->words(), t.expected, t.new_storages} : Delivery();
   counters_.executed++;
   counters_.shared += leader.others.size();
   leader.verifies = false;
@@ -354,6 +371,7 @@ void Splicer::place_number(Member& m, uint64_t handle, const ValueNumber& value,
       if (m.verifies) {
         counters_.verified++;
         sharing_.materialise(*same);
+        if (errs_at_ > 0 && --errs_at_ == 0) flip_bit(backend_, storage.storage);
         if (!equal_bytes(backend_, storage.storage, same->storage)) {
           counters_.mismatches++;
           m.call.facts->shareable = false;

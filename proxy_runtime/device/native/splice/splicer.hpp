@@ -34,8 +34,11 @@ class Splicer {
   const std::vector<std::unique_ptr<Member>>& members() const { return members_; }
   Counters& counters() { return counters_; }
   Counters count() const;
+  void met() { ledger_.met(); }
   // One of so many results that are shared is computed again and compared; 0: none.
   void verify_one_of(uint64_t n) { verify_one_of_ = n; }
+  // For tests: in so many comparisons from now on, a bit is found to differ; 0: never.
+  void err_at(uint64_t comparison) { errs_at_ = comparison; }
   // Whether the call at the head of these ranks' queues is one to be computed by each of them and compared.
   bool samples(const Member& member);
 
@@ -100,7 +103,8 @@ class Splicer {
   Sharing sharing_;
   OpBook book_;
   std::vector<std::unique_ptr<Member>> members_;
-  uint64_t verify_one_of_ = 1024, shareable_calls_ = 0;
+  uint64_t prepared_ = 0;  // calls
+  uint64_t verify_one_of_ = 1024, unverified_ = 0, errs_at_ = 0;
   // Calls for which shared storages had to be copied: who made them.
   struct Copied {
     Member* member;

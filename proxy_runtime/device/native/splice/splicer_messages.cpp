@@ -8,23 +8,10 @@
 namespace ergo::device::splice {
 namespace {
 
-// The tensor is its storage: every byte, in order.
-bool covers(const TensorMeta& meta, const PhysicalStorage& storage) {
-  return (meta.flags & Canonical) != 0 && (meta.flags & (Conj | Neg)) == 0 && meta.bytes == storage.storage.nbytes() &&
-         meta.bytes > 0;
-}
-
 // All members take part alike and go on alike.
 bool meets(CollectiveKind kind) {
   return kind == CollectiveKind::AllReduce || kind == CollectiveKind::Broadcast || kind == CollectiveKind::AllGather ||
          kind == CollectiveKind::ReduceScatter;
-}
-
-// An output is a storage of its own, from end to end.
-bool is_whole(const CollectiveCall& call, size_t output, const PhysicalStorage& storage) {
-  return covers(call.outputs[output].meta, storage) &&
-         std::count_if(call.outputs.begin(), call.outputs.end(),
-                       [&](const TensorRef& ref) { return ref.handle == call.outputs[output].handle; }) == 1;
 }
 
 }  // namespace
@@ -197,7 +184,7 @@ void Splicer::issued(Member& m, const CollectiveCall& call, PendingCollective& p
     const PhysicalPtr from = m.rank.storages.find(handle);
     ledger_.entry(*from);
     PhysicalPtr own;
-    const bool whole = is_whole(call, i, *from);
+    const bool whole = call.fills(i, *from);
     if (whole && (call.kind == CollectiveKind::AllReduce || references(*from) > 1)) {
       own = sharing_.hollow(from->storage.nbytes());
       if (call.kind != CollectiveKind::AllReduce) {  // whose input says what it was
@@ -243,13 +230,8 @@ void Splicer::completed(Member& m, const CollectiveCall& call, PendingCollective
     for (const PhysicalPtr& storage : pending.storages) sharing_.materialise(*storage);
     unpack(from);
   };
-  if (!result.error.empty()) {  // every tensor is as it was, but where sums had begun (collectives_fold.cpp)
+  if (!result.error.empty()) {  // every tensor is as it was, or gone with the sum that it was part of
     fill(result);
-    if (call.kind == CollectiveKind::AllReduce && pending.writes) {
-      CollectiveResult input = result;
-      input.error.clear();
-      unpack(input);
-    }
     for (size_t i = 0; i < pending.kept.size(); i++)
       if (pending.kept[i] && m.rank.storages.contains(call.outputs[i].handle))
         m.rank.storages.rebind(call.outputs[i].handle, pending.kept[i]);
@@ -269,7 +251,7 @@ void Splicer::completed(Member& m, const CollectiveCall& call, PendingCollective
   bool all = true;
   for (size_t i = 0; i < call.outputs.size() && all; i++) {
     const PhysicalStorage& storage = *pending.storages[first + i];
-    all = is_whole(call, i, storage);
+    all = call.fills(i, storage);
     if (!all) break;
     known.push_back(bound(i) ? ledger_.find(numbers[i], m.slot, storage.storage.nbytes()) : nullptr);
     all = known.back() || !bound(i);
@@ -287,7 +269,7 @@ void Splicer::completed(Member& m, const CollectiveCall& call, PendingCollective
   for (size_t i = 0; i < call.outputs.size(); i++) {
     if (!bound(i)) continue;
     PhysicalStorage& storage = *pending.storages[first + i];
-    if (is_whole(call, i, storage))
+    if (call.fills(i, storage))
       place_number(m, call.outputs[i].handle, numbers[i], true);
     else
       storage.value = fresh_number();

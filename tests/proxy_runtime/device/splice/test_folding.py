@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.proxy_runtime.device.producer import tensor_key
+from tests.proxy_runtime.device.producer import FLOAT32, RemoteError, tensor_key
 from tests.proxy_runtime.device.splice.programs import ALL_REDUCE, COMM, Rank
 
 LARGE, SMALL = 8192, 64  # floats: more and less than what is summed early
-SUM, AVG = 0, 1  # ReduceOp
+SUM, AVG, MAX = 0, 1, 4  # ReduceOp
+INT32 = 3  # ScalarType
 
 
 def values(seed: int, n: int = LARGE) -> np.ndarray:
@@ -32,12 +33,15 @@ def tree(leaves: list[np.ndarray]) -> np.ndarray:
     return tree(leaves[:middle]) + tree(leaves[middle:])
 
 
-def contribute(running: Any, ranks: list[Rank], index: int, n: int = LARGE, op: int = SUM) -> None:
+def contribute(
+    running: Any, ranks: list[Rank], index: int, n: int = LARGE, op: int = SUM, dtype: int = FLOAT32
+) -> None:
     """The rank gives its values; done when they have been taken."""
     rank = ranks[index]
     rank.producer.communicator(COMM, index, range(len(ranks)))
     rank.producer.write(1, values(index, n).tobytes())
-    rank.producer.collective(COMM, ALL_REDUCE, [(tensor_key([n]), 1)], [(tensor_key([n]), 1)], op=op)
+    key = tensor_key([n], dtype=dtype)
+    rank.producer.collective(COMM, ALL_REDUCE, [(key, 1)], [(key, 1)], op=op)
     if index < len(ranks) - 1:
         deadline = time.monotonic() + 30
         while running.proxy_of(index).stats()["ranks"][str(index)]["pending"] == 0:
@@ -98,13 +102,46 @@ def test_members_that_disagree_on_little_have_their_tensors_as_they_were(job: Ca
         assert "of the same size and dtype" in (rank.producer.take_error() or "")
 
 
-def test_members_that_disagree_after_a_sum_was_begun_are_told(job: Callable[..., Any]) -> None:
+OTHERWISE: dict[str, dict[str, int]] = {"size": {"n": LARGE - 1}, "dtype": {"dtype": INT32}, "reduction": {"op": MAX}}
+
+
+@pytest.mark.parametrize("how", OTHERWISE)
+def test_members_that_disagree_after_a_sum_was_begun_are_told(job: Callable[..., Any], how: str) -> None:
     running, ranks = started(job, [0] * 3)
     for index in range(3):
-        contribute(running, ranks, index, LARGE - index // 2)
+        contribute(running, ranks, index, **(OTHERWISE[how] if index == 2 else {}))
     for index, rank in enumerate(ranks):
-        found = read(rank, LARGE - 1)
-        # What two had given was one sum by then: nobody takes it for a result.
-        assert np.isnan(found).all() if index < 2 else found.tobytes() == values(2, LARGE - 1).tobytes()
-        error = rank.producer.take_error() or ""
-        assert error.count("of the same size and dtype") == 1
+        if index < 2:  # what the two had given was one sum by then: nobody takes that, or anything else, for theirs
+            with pytest.raises(RemoteError, match="result of an operation that failed"):
+                read(rank)
+        else:
+            assert read(rank).tobytes()[: 4 * LARGE - 4] == values(2).tobytes()[: 4 * LARGE - 4]
+        assert (rank.producer.take_error() or "").count("of the same size and dtype") == 1
+        rank.producer.free(1)
+        rank.producer.sync()
+        assert rank.producer.take_error() is None
+    assert running.proxies[0].stats()["splice"]["physical_bytes"] == 0
+
+
+def test_parts_of_tensors_are_given_as_copies_and_stay_as_they_were(job: Callable[..., Any]) -> None:
+    running, ranks = started(job, [0] * 3)
+    for index in range(3):
+        contribute(running, ranks, index, LARGE - 1 - index // 2)
+    for index, rank in enumerate(ranks):
+        n = LARGE - 1 - index // 2
+        assert read(rank, n).tobytes() == values(index, n).tobytes()
+        assert "of the same size and dtype" in (rank.producer.take_error() or "")
+
+
+@pytest.mark.parametrize("placement", [[0, 1, 2], [0, 0, 1]])
+def test_a_sum_that_fails_after_a_cut_gives_back_what_there_is(job: Callable[..., Any], placement: list[int]) -> None:
+    running, ranks = started(job, [0] * 3)
+    for index in range(2):
+        contribute(running, ranks, index)
+    running.cut()
+    running.move(placement)
+    contribute(running, ranks, 2, LARGE - 1)
+    for rank in ranks[:2]:
+        with pytest.raises(RemoteError, match="result of an operation that failed"):
+            read(rank)
+    assert read(ranks[2], LARGE - 1).tobytes() == values(2, LARGE - 1).tobytes()
