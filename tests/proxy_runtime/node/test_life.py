@@ -15,7 +15,7 @@ from model.runtime import AttendInput, BarrierInput, Outcome, Progress, StopInpu
 from proxy_runtime.node.errors import NodeError
 from proxy_runtime.storage import volumes
 from tests.proxy_runtime.node.conftest import World
-from tests.proxy_runtime.node.nodes import make_spec, until
+from tests.proxy_runtime.node.nodes import DEADLINE_S, make_spec, until
 
 LONG = make_spec("ddp_skew.py", "--epochs", "100")
 
@@ -134,7 +134,7 @@ def test_a_higher_epoch_on_the_same_node_ends_the_lower_one_first(world: World) 
     job.next_epoch((world.one, 1), (world.one, 0))
     job.attend("fresh")
     job.until_step(1)
-    assert first.result(5).outcome is Outcome.STOPPED
+    assert first.result(DEADLINE_S).outcome is Outcome.STOPPED
     assert [part.epoch for part in world.one.runtime.parts.of_job(job.job)] == [job.epoch]
 
 
