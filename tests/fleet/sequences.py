@@ -147,7 +147,7 @@ class Digests:
 def training(tmp_path: Path, *options: str, ranks: int = RANKS) -> Digests:
     """A DDP job that takes its time: an MLP with batch norm and dropout."""
     hurry = tmp_path / "hurry"
-    paced = ("--steps", "900", "--pause", "0.5", "--pause-until", str(hurry))
+    paced = ("--steps", "1500", "--pause", "1.0", "--pause-until", str(hurry))
     return Digests("train.py", (*options, *paced), hurry, ranks)
 
 

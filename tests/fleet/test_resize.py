@@ -56,7 +56,7 @@ def test_a_random_sequence_of_everything(fleet, tmp_path):
 def test_shards_and_stages_on_fewer_devices_and_more(fleet, tmp_path, mode):
     hurry = tmp_path / "hurry"
     # Replicas are known by what they have in common: that has to be some chunks.
-    job_of = Digests("parallel.py", (mode, "900", str(hurry), "--width", "4096"), hurry)
+    job_of = Digests("parallel.py", (mode, "1500", str(hurry), "--width", "4096"), hurry)
     job = job_of.submit(fleet, tmp_path / mode, "--checkpoint-every", "0")
     operated = Operated(fleet, job, seeded())
     fleet.until_step(job, 3)
