@@ -16,11 +16,6 @@ constexpr uint64_t kWorthFreeing = 1024;
 // From then on a queue that waits is looked at.
 constexpr auto kStands = std::chrono::seconds(1);
 
-void require_range(uint64_t offset, uint64_t length, uint64_t size, const char* what) {
-  TORCH_CHECK(offset <= size && length <= size - offset, "ergosphere: a ", what, " of ", length, " bytes at ", offset,
-              " does not fit a device storage of ", size, " bytes");
-}
-
 }  // namespace
 
 RankServer::RankServer(Services services, uint32_t rank, uint32_t slot, int fd)
@@ -378,57 +373,6 @@ void RankServer::resize(WordReader body) {
   services_.backend.copy(old->storage, resized->storage, std::min<uint64_t>(old->storage.nbytes(), bytes));
   state_.storages.rebind(handle, std::move(resized));
   if (auto* member = state_.member) member->splicer.resized(*member, handle, old->value);
-}
-
-const PhysicalPtr& RankServer::readable(uint64_t handle) {
-  const PhysicalPtr& physical = state_.storages.find(handle);
-  if (state_.member) state_.member->splicer.readable(physical);
-  return physical;
-}
-
-void RankServer::write(WordReader body) {
-  const uint64_t handle = body.word(), offset = body.word(), length = body.word();
-  write(handle, offset, body.bytes(length), length);
-}
-
-void RankServer::write(uint64_t handle, uint64_t offset, const char* bytes, uint64_t length) {
-  const PhysicalPtr& physical = state_.storages.find(handle);
-  require_range(offset, length, physical->storage.nbytes(), "write");
-  if (state_.member)
-    state_.member->splicer.write(*state_.member, handle, offset, bytes, length);
-  else
-    services_.backend.write(physical->storage, offset, bytes, length);
-}
-
-void RankServer::read(WordReader body) {
-  uint64_t handle = body.word(), offset = body.word(), length = body.word();
-  if (length > ring_.response_bytes()) throw ProtocolError("a read of more bytes than the response area has");
-  const PhysicalPtr& physical = readable(handle);
-  require_range(offset, length, physical->storage.nbytes(), "read");
-  services_.backend.read(physical->storage, offset, ring_.response_area(), length);
-  ring_.respond(Status::Ok, ring_.response_area(), length);
-}
-
-void RankServer::pull(WordReader body) {
-  auto [handle, offset, length, at] = operands<4>(body);
-  if (at > ring_.response_bytes() || length > ring_.response_bytes() - at)
-    throw ProtocolError("a read beyond the end of the response area");
-  const PhysicalPtr& physical = readable(handle);
-  require_range(offset, length, physical->storage.nbytes(), "read");
-  services_.backend.read(physical->storage, offset, ring_.response_area() + at, length);
-}
-
-void RankServer::copy_pinned(Message type, WordReader body) {
-  auto [handle, offset, length, at] = operands<4>(body);
-  if (at > ring_.pinned_bytes() || length > ring_.pinned_bytes() - at)
-    throw ProtocolError("a copy beyond the end of the pinned memory");
-  if (type == Message::PushPinned) {
-    write(handle, offset, ring_.pinned() + at, length);
-    return;
-  }
-  const PhysicalPtr& physical = readable(handle);
-  require_range(offset, length, physical->storage.nbytes(), "read");
-  services_.backend.read(physical->storage, offset, ring_.pinned() + at, length);
 }
 
 RankServer::Outcome RankServer::store(WordReader body) {
