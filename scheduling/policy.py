@@ -273,11 +273,14 @@ class _Round:
         promise = tried.why[4:] if tried.why[:1] == ("blocked",) else ()
         if not promise:
             return ""
-        code, name, promised, _, most, *_ = promise
-        level, figures = LEVELS[tried.ask.tier], (float(str(promised)), float(str(most)))
+        code, name, *figures = promise
+        level = LEVELS[tried.ask.tier]
+        if code == "beside":
+            return reasons.no_width(level, *(int(str(figure)) for figure in figures))
+        promised, most = float(str(figures[0])), float(str(figures[2]))
         if code == "quota":
-            return reasons.over_quota(level, str(name), *figures)
-        return reasons.over_cap(level, *figures) if promised else ""
+            return reasons.over_quota(level, str(name), promised, most)
+        return reasons.over_cap(level, promised, most) if promised else ""
 
     def _surroundings(self, known: Job) -> _Surroundings:
         key = (known.ask.pools, known.rank)

@@ -178,6 +178,12 @@ def over_cap(level: float, promised: float, cap: float) -> str:
     return f"{_unpromised(level)}: {promised:.4g} of the {cap:.4g} devices that may be promised are; "
 
 
+def no_width(level: float, widest: int, beside: int) -> str:
+    """No level can be promised: a standard job needs `widest` devices together, and premium jobs would leave fewer."""
+    left = devices(beside)
+    return f"{_unpromised(level)}: premium jobs would leave {left}, and a standard job needs {widest} together; "
+
+
 def _unpromised(level: float) -> str:
     return f"its {100 * level:.0f} % is not promised yet"
 

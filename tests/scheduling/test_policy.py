@@ -29,6 +29,14 @@ def reason(cluster: Cluster, name: str) -> str:
     return cluster.job(name).waiting
 
 
+def test_a_level_that_no_width_can_keep_has_its_sentence():
+    cluster = running(Cluster(node("node-1", 8)), "small", 2, "premium")
+    cluster.tell(notice("wide", 7, "standard"))
+    assert reason(cluster, "wide").startswith(
+        "Its 70 % is not promised yet: premium jobs would leave 6 devices, and a standard job needs 7 together; "
+    )
+
+
 def test_a_job_is_placed_on_one_node():
     told = two_nodes().tell(notice("gpt", 2))["gpt"].directive
     assert told.action == "place"

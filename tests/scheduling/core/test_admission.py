@@ -129,19 +129,23 @@ def test_a_standard_job_makes_way_for_one_that_is_to_be_admitted():
 
 
 def test_a_promise_that_no_width_can_keep_is_not_given():
-    """Beside a premium job of 5 no 3 devices are left for a standard job of 4 that can only halve."""
+    """Beside a premium job of 2 there are 6 devices: the sum of the levels has room for a standard job of 7, no width
+    of it that keeps its level has.
+    """
     world = World(1)
-    world.submit("premium", 5, "premium", rigid=True)
-    world.submit("standard", 4, "standard")
+    world.submit("premium", 2, "premium", rigid=True)
+    world.settle()
+    world.submit("standard", 7, "standard", rigid=True)
     world.settle()
     assert admitted(world, "premium") and not admitted(world, "standard")
-    assert world.book.jobs["standard"].width == 2
+    assert world.book.jobs["standard"].why[4:] == ("beside", "h100", 7, 6)
     world.finish("premium")
     world.run(400.0, 30.0)
     assert admitted(world, "standard")
-    world.submit("late", 5, "premium", rigid=True)
+    world.submit("late", 2, "premium", rigid=True)
     world.settle()
-    assert not admitted(world, "late")
+    late = world.book.jobs["late"]
+    assert not admitted(world, "late") and "beside" in late.why
 
 
 def test_what_is_a_large_part_of_its_pool_is_served_sooner():
