@@ -171,7 +171,8 @@ def simulate(
     but by going back to an hourly checkpoint. With --clusters each cluster has a scheduler of its own; region and fleet
     are ours with moves of jobs between the clusters of a region, and between regions.
 
-    Known logs are found by their header; your own needs --columns. Lines that cannot be used are counted and left out.
+    Known logs are found by their header, and one that says submit,duration,devices is taken as it is; other logs need
+    --columns. Lines that cannot be used are counted and left out.
     """
     if policies is None:
         policies = _POLICIES if clusters is None else _MOVING if "/" in clusters else _MOVING.rpartition(",")[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
@@ -19,8 +19,9 @@ from model.runtime import Progress, SharingIncidents, SharingNotice
 
 LOOK_S = 1.0
 FIRST_GAP_S, LONGEST_GAP_S = 5.0, 600.0
-"""Between two words about time limits of one part: they may come in every step, and each word is in the job's history.
-The gap doubles with each word. A mismatch, which comes once for an operator, is told at once."""
+"""Seconds between two words about time limits of one job: they may come in every step, and each word is in the job's
+history. The gap doubles with each word, over the job's epochs here: a job that is resized or comes back often must not
+begin anew each time. A mismatch, which comes once for an operator, is told at once."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -37,10 +38,13 @@ class OnNode(Protocol):
 
 
 @dataclass(slots=True)
-class _Told:
-    incidents: SharingIncidents = field(default_factory=SharingIncidents)
+class _Gap:
     not_before: float = 0.0
-    gap_s: float = FIRST_GAP_S
+    next_s: float = FIRST_GAP_S
+
+    def told(self, now: float) -> None:
+        self.not_before = now + self.next_s
+        self.next_s = min(self.next_s * 2, LONGEST_GAP_S)
 
 
 class IncidentTeller:
@@ -50,7 +54,8 @@ class IncidentTeller:
         self._client = client
         self._node = node
         self._parts = parts
-        self._told: dict[tuple[JobId, Epoch], _Told] = {}
+        self._told: dict[tuple[JobId, Epoch], SharingIncidents] = {}
+        self._gaps: dict[JobId, _Gap] = {}
 
     async def run(self) -> None:
         """For ever."""
@@ -63,14 +68,20 @@ class IncidentTeller:
         parts = self._parts()
         here = {(part.job, part.epoch) for part in parts}
         self._told = {key: told for key, told in self._told.items() if key in here}
+        jobs = {job for job, _ in here}
+        long_ago = now - LONGEST_GAP_S
+        self._gaps = {job: gap for job, gap in self._gaps.items() if job in jobs or gap.not_before > long_ago}
         for part in parts:
             found = part.progress.sharing
             if found is None:
                 continue
-            told = self._told.setdefault((part.job, part.epoch), _Told())
-            if _due(told, found, now) and await self._tell(part, found):
-                told.incidents, told.not_before = found, now + told.gap_s
-                told.gap_s = min(told.gap_s * 2, LONGEST_GAP_S)
+            key = (part.job, part.epoch)
+            told = self._told.get(key, SharingIncidents())
+            gap = self._gaps.setdefault(part.job, _Gap())
+            late = found.time_limits > told.time_limits and now >= gap.not_before
+            if (late or found.mismatches > told.mismatches) and await self._tell(part, found):
+                self._told[key] = found
+                gap.told(now)
 
     async def _tell(self, part: OnNode, found: SharingIncidents) -> bool:
         ids = {"job": str(part.job), "epoch": int(part.epoch)}
@@ -89,9 +100,3 @@ class IncidentTeller:
             **ids,
         )
         return True
-
-
-def _due(told: _Told, found: SharingIncidents, now: float) -> bool:
-    if found.mismatches > told.incidents.mismatches:
-        return True
-    return found.time_limits > told.incidents.time_limits and now >= told.not_before

@@ -19,6 +19,10 @@ LONGEST_S = 10 * 365 * 86_400.0
 OUR_TIERS: Mapping[str, Tier] = {tier.value: tier for tier in Tier}
 
 
+NEEDED = ("submit", "duration", "devices")
+OPTIONAL = ("tenant", "tier", "id")
+
+
 class TimeUnit(StrEnum):
     """What a number in a column of times counts."""
 
@@ -63,10 +67,10 @@ class Columns:
             if name in given:
                 raise _columns_error(f"--columns names {name} twice.")
             given[name] = column
-        missing = [name for name in ("submit", "duration", "devices") if name not in given]
+        missing = [name for name in NEEDED if name not in given]
         if missing:
             raise _columns_error(f"--columns lacks {' and '.join(missing)}.")
-        needed = [given[name] for name in ("submit", "duration", "devices")]
+        needed = [given[name] for name in NEEDED]
         if len(set(needed)) < len(needed):
             raise _columns_error("--columns takes two of submit, duration and devices from one column.")
         return cls(**given)
@@ -77,10 +81,8 @@ class Columns:
         return {name: column for name, column in found.items() if column}
 
 
-def _columns_error(what: str) -> ModelError:
-    return ModelError(
-        what, code="trace.columns", remedy="Write for example --columns submit=queued_at,duration=run_s,devices=gpus."
-    )
+def _columns_error(what: str, example: str = "submit=queued_at,duration=run_s,devices=gpus") -> ModelError:
+    return ModelError(what, code="trace.columns", remedy=f"Write for example --columns {example}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +146,39 @@ def format_of(name: str, header: Sequence[str], columns: Columns | None, unit: T
     for known in KNOWN:
         if known.fits(header):
             return known if unit is None else TraceFormat(known.name, known.columns, unit, known.tiers, known.header)
-    raise _columns_error(
-        f"{name} is in none of the known formats ({', '.join(one.name for one in KNOWN)}); its columns are {there}. "
-        "Say with --columns which of them hold submit, duration and devices."
-    )
+    if set(NEEDED) <= set(header):  # our own names say what they hold
+        optional = {column: column for column in OPTIONAL if column in header}
+        return format_of(name, header, Columns(*NEEDED, **optional), unit)
+    said = f"{name} is in none of the known formats ({', '.join(one.name for one in KNOWN)}); its columns are {there}. "
+    if len(set(header)) < len(NEEDED):
+        raise ModelError(
+            f"{said}A job log has one column each for submit, duration and devices.",
+            code="trace.columns",
+            remedy=f"Give it the header {','.join(NEEDED)}, and a line for each job.",
+        )
+    raise _columns_error(said + "Say with --columns which of them hold submit, duration and devices.", _guessed(header))
+
+
+_LIKELY = {
+    "submit": ("submit", "queue", "arriv", "creat", "when", "start", "time"),
+    "duration": ("duration", "run", "took", "ran", "elapsed", "length", "second", "time"),
+    "devices": ("device", "gpu", "card", "accelerator", "num", "count", "size"),
+}
+
+
+def _guessed(header: Sequence[str]) -> str:
+    """An example of ``--columns`` in the words of a header: columns whose names say it, else those that are left."""
+    left = list(dict.fromkeys(header))
+    chosen: dict[str, str] = {}
+    for name in NEEDED:
+        likely = (column for word in _LIKELY[name] for column in left if word in column.lower())
+        if (found := next(likely, None)) is not None:
+            chosen[name] = found
+            left.remove(found)
+    for name in NEEDED:
+        if name not in chosen:
+            chosen[name] = left.pop(0)
+    return ",".join(f"{name}={chosen[name]}" for name in NEEDED)
 
 
 class Unusable(ValueError):

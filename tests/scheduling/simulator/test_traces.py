@@ -254,6 +254,29 @@ def test_columns_that_are_not_there_are_named_with_those_that_are(log):
     assert code == "trace.columns" and "the column when more than once" in text
 
 
+def test_the_names_of_columns_are_a_header_of_their_own(log):
+    (job,) = read_traces([log("submit,duration,devices\n0,60,2\n")]).jobs
+    assert (job.duration_s, job.devices, job.tenant, job.tier) == (60.0, 2, "default", None)
+    trace = read_traces([log("id,tier,devices,note,tenant,duration,submit\na,premium,2,x,acme,60,0\n")])
+    assert trace.formats == ["CSV"]
+    (job,) = trace.jobs
+    assert (job.id, job.tier, job.tenant, job.duration_s, job.devices) == ("a", Tier.PREMIUM, "acme", 60.0, 2)
+    assert "more than once" in refused(log("submit,submit,duration,devices\n0,0,1,1\n"))[1]
+
+
+@pytest.mark.parametrize(
+    ("header", "example"),
+    [
+        ("when,took,gpus", "submit=when,duration=took,devices=gpus"),
+        ("submit,runtime,devices", "submit=submit,duration=runtime,devices=devices"),
+        ("a,b,c,d", "submit=a,duration=b,devices=c"),
+    ],
+)
+def test_the_advice_names_columns_that_are_there(log, header, example):
+    assert f"--columns {example}." in refused(log(header + "\n" + ",".join("1" * len(header.split(","))) + "\n"))[1]
+    assert "--columns" not in refused(log("a,b\n1,1\n"))[1]
+
+
 def test_clocks_that_do_not_go_together(log):
     code, text = refused(log(OWN_HEADER + "a,,,1,1,1\nb,,,2026-01-01,1,1\n"), columns=OWN)
     assert code == "trace.clock" and "line 2" in text and "line 3" in text
