@@ -270,11 +270,7 @@ class Fleet:
         except (WorkflowQueryFailedError, WorkflowQueryRejectedError) as error:
             # Nothing else is started under a job's id; but other workflows have ids too.
             if (await self.describe(job)).workflow_type == JOB_WORKFLOW:
-                raise FleetError(
-                    f"Job {job} cannot be shown: {error}.",
-                    code="fleet.query",
-                    remedy="Its worker may be of another version; see the log of the job workers.",
-                ) from None
+                raise _cannot_be_shown(job, str(error)) from None
             raise
 
     async def _fail(self, job: str, error: Any) -> NoReturn:
@@ -307,6 +303,20 @@ class Fleet:
         guesses = difflib.get_close_matches(job, known, 1, cutoff=0.5) or [name for name in known if job in name][:1]
         remedy = f"Did you mean {guesses[0]}?" if guesses else "`ergo ps -a` lists all jobs."
         raise FleetError(f"There is no job {job}.", code="fleet.unknown-job", remedy=remedy) from None
+
+
+def _cannot_be_shown(job: str, why: str) -> FleetError:
+    """A worker has the job, and its workflow does not answer."""
+    if "TMPRL1100" in why or "nondeterminis" in why.lower():
+        return FleetError(
+            f"Job {job} cannot be shown: its worker does not come to what the job's history says ({why.rstrip('.')}).",
+            code="fleet.replay",
+            remedy="That is a fault in the workflow, or the worker is of another version than the one that wrote the "
+            "history. Its ranks run on meanwhile; docs/fleet.md (A history that cannot be replayed) says what helps.",
+        )
+    return FleetError(
+        f"Job {job} cannot be shown: {why.rstrip('.')}.", code="fleet.query", remedy="See the log of the job workers."
+    )
 
 
 def call(main: Callable[[Fleet], Awaitable[T]]) -> T:

@@ -11,13 +11,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from temporalio.api.enums.v1 import EventType
-from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
 from infra.converter import DATA_CONVERTER
 from infra.job_worker import workflow_runner
 from model.names import Update
-from model.requests import MigrateRequest, PreemptRequest, ResizeRequest
+from model.requests import MigrateRequest, ResizeRequest
 from tests.workflows.job.fleet import Fleet, Handle, ends
 from workflows.job import JobWorkflow
 
@@ -32,11 +31,10 @@ async def quiet(job: Handle) -> None:
     assert events[-1].event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED, "it ordered something"
 
 
-async def replayed(job: Handle) -> WorkflowHistory:
+async def replayed(job: Handle) -> None:
     history = await job.workflow.fetch_history()
     replayer = Replayer(workflows=[JobWorkflow], data_converter=DATA_CONVERTER, workflow_runner=workflow_runner())
     await replayer.replay_workflow(history)
-    return history
 
 
 async def _resized(job: Handle, asked: Callable[[str, object], Awaitable[None]]) -> None:
@@ -57,7 +55,14 @@ async def _kept(job: Handle, asked: Callable[[str, object], Awaitable[None]]) ->
     await asked(Update.CHECKPOINT, {"wait": True})
 
 
-@pytest.mark.parametrize("operation", [_resized, _moved, _kept], ids=lambda it: it.__name__.strip("_"))
+@pytest.mark.parametrize(
+    "operation",
+    [
+        pytest.param(_resized, id="resize"),
+        pytest.param(_moved, id="migrate", marks=pytest.mark.slow),
+        pytest.param(_kept, id="checkpoint", marks=pytest.mark.slow),
+    ],
+)
 async def test_an_update_wakes_a_job_at_a_new_worker(fleet: Fleet, operation) -> None:
     job = await fleet.submit(ranks=2)
     first = fleet.nodes[0]
