@@ -61,6 +61,7 @@ class _Surroundings:
     free: int
     together: int
     lower: int
+    promised: int
     kept: int
     cordoned: int
     stopping: list[JobNotice]
@@ -260,6 +261,7 @@ class _Round:
                 about.free,
                 about.together if about.together < known.unit else None,
                 about.lower,
+                about.promised if known.rank == LENT and known.ask.tier < STANDARD else 0,
                 about.kept,
                 about.cordoned,
                 about.stopping,
@@ -280,7 +282,7 @@ class _Round:
         promised, most = float(str(figures[0])), float(str(figures[2]))
         if code == "quota":
             return reasons.over_quota(level, str(name), promised, most)
-        return reasons.over_cap(level, promised, most) if promised else ""
+        return reasons.over_cap(level, promised, most, float(str(figures[1])))
 
     def _surroundings(self, known: Job) -> _Surroundings:
         key = (known.ask.pools, known.rank)
@@ -296,6 +298,7 @@ class _Round:
                 max(pool.free for pool in pools),
                 max((node.free for pool in pools for node in pool.nodes.values() if not node.closed), default=0),
                 lower,
+                max(pool.mid for pool in pools),
                 max(sum(node.held for node in pool.nodes.values()) for pool in pools),
                 sum(
                     len(room.open)

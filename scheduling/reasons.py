@@ -97,12 +97,15 @@ def nothing_to_move(notice: JobNotice) -> str:
 
 def that_wide(width: int) -> str:
     """A resize to the width that a job has."""
-    return f"The job runs on {devices(width)} already."
+    return f"The job runs on {devices(width)} already: there is nothing to do."
 
 
 def no_room(extra: int, free: int) -> str:
     """A resize to more devices than are free."""
-    return f"It needs {devices(extra)} more, and {are(free)} free that it can use."
+    return (
+        f"It needs {devices(extra)} more, and {are(free)} free that it can use: ask for fewer, or again when others "
+        "have given some up (`ergo fleet` shows who has them)."
+    )
 
 
 # -- waiting ---------------------------------------------------------------------------------------------------
@@ -130,6 +133,7 @@ def blocked(
     free: int,
     together: int | None,
     lower: int,
+    promised: int,
     kept: int,
     cordoned: int,
     stopping: Sequence[JobNotice],
@@ -144,6 +148,7 @@ def blocked(
         free: devices that are free, where most are.
         together: of these, how many are on one node, where that is too few for a process tree; else None.
         lower: devices of running jobs that would give way to it.
+        promised: devices of standard jobs, which would give way to it were its own level promised.
         kept: devices that are kept for others.
         cordoned: devices that are free on cordoned nodes.
         stopping: jobs that are giving theirs up.
@@ -165,6 +170,8 @@ def blocked(
         return f"{text}; {_givers(starting)} {'is' if len(starting) == 1 else 'are'} being started"
     if lower:
         return f"{text}; with the {devices(lower)} of lower tiers it still does not fit"
+    if promised:
+        return f"{text}; it may preempt no standard job before its own level is promised"
     return f"{text}; nothing of a lower tier to preempt"
 
 
@@ -173,8 +180,14 @@ def over_quota(level: float, tenant: str, promised: float, quota: float) -> str:
     return f"{_unpromised(level)}: {tenant} has {promised:.4g} of a quota of {counted(quota, 'device')}; "
 
 
-def over_cap(level: float, promised: float, cap: float) -> str:
-    """No level can be promised: the fleet's capacity is. Figures in devices times level."""
+def over_cap(level: float, promised: float, cap: float, amount: float) -> str:
+    """No level can be promised: the fleet's capacity is, or is too small; empty where there is none."""
+    if not promised:
+        return (
+            f"{_unpromised(level)}: it takes {amount:.4g} of the {cap:.4g} devices that may be promised; "
+            if cap
+            else ""
+        )
     return f"{_unpromised(level)}: {promised:.4g} of the {cap:.4g} devices that may be promised are; "
 
 

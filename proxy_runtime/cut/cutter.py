@@ -26,6 +26,8 @@ from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.shim.generation import Generation, Rank, in_parallel
 from proxy_runtime.shim.spec import CutReport, RunError
 
+_NOT_FROZEN = "cut.not-frozen"
+
 
 def elapsed_ms(since: float) -> float:
     """Milliseconds since a reading of `time.perf_counter`."""
@@ -111,7 +113,7 @@ class Cutter:
         start = time.perf_counter()
         generation = self._generation
         living = generation.living()
-        capture = _FrozenTogether(len(living), deadline_s, lambda: self._capture(writer, hold))
+        capture = FrozenTogether(len(living), deadline_s, lambda: self._capture(writer, hold))
 
         def device(rank: Rank) -> int:
             base = self._scratch / f"rank-{rank.rank}"
@@ -126,14 +128,17 @@ class Cutter:
             assert rank.container is not None
             try:
                 done = criu.dump(self._tool, rank.container, images, on_frozen=capture.wait, deadline_s=deadline_s)
-            except BaseException:
-                capture.abort()  # the others must not wait for one that never comes
+            except BaseException as error:
+                capture.abort(error)  # the others must not wait for one that never comes
                 raise
             return done.bytes
 
         calls: list[Callable[[], int]] = [lambda rank=rank: process(rank) for rank in living]
         calls += [lambda rank=rank: device(rank) for rank in generation.ranks]
-        sizes = in_parallel(calls)
+        try:
+            sizes = in_parallel(calls)
+        except Exception as error:
+            raise capture.cause or error from None
         if not living:  # all have ended: nobody is left who could write to the volume
             capture.wait()
         self._report.ms["process"] = elapsed_ms(start)
@@ -199,18 +204,31 @@ class Cutter:
         (base / "ring").write_bytes(rank.ring.unread())
 
 
-class _FrozenTogether:
-    """Lets one action run while all participants are frozen, then lets all of them go on."""
+class FrozenTogether:
+    """Lets one action run while all participants are frozen, then lets all of them go on.
+
+    Attributes:
+        cause: why the first of them could not be frozen; those that waited for it say only that another one could not.
+    """
 
     def __init__(self, parties: int, deadline_s: float, action: Callable[[], None]) -> None:
+        self.cause: Exception | None = None
         self._deadline_s = deadline_s
         self._barrier = threading.Barrier(max(parties, 1), action=action)
 
     def wait(self) -> None:
+        """Until all stand and the action has run.
+
+        Raises:
+            RunError: ``cut.not-frozen``: another one does not come.
+        """
         try:
             self._barrier.wait(self._deadline_s)
         except threading.BrokenBarrierError as error:
-            raise RunError("another rank could not be frozen.", code="cut.not-frozen") from error
+            raise RunError("another rank could not be frozen.", code=_NOT_FROZEN) from error
 
-    def abort(self) -> None:
+    def abort(self, error: BaseException) -> None:
+        """One does not come, and why."""
+        if self.cause is None and isinstance(error, Exception) and getattr(error, "code", "") != _NOT_FROZEN:
+            self.cause = error
         self._barrier.abort()

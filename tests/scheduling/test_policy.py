@@ -9,6 +9,7 @@ import pytest
 from model.control import JobClosed
 from model.ids import Epoch, Generation, JobId
 from model.job_state import JobPhase
+from scheduling import reasons
 from scheduling.constants import COOL_DOWN_S, DRAIN_S, PLACES_AT_ONCE, SETTLE_S, TELL_AGAIN_S
 from scheduling.ledger import restored
 from tests.scheduling.builders import CPU, OTHER, Cluster, demand, device_ids, node, notice
@@ -147,6 +148,21 @@ def test_what_is_promised_comes_before_what_is_not():
     assert cluster.stop("gpt")["std"].directive.action == "place"
     cluster.run("std")
     assert cluster.end("std")["cnn"].directive.action == "place"
+
+
+def test_a_premium_job_without_a_promise_is_not_told_that_there_is_nothing_below_it():
+    cluster = running(two_nodes(), "std", 4, "standard")
+    cluster.tell(notice("cnn", 2, "premium"))
+    assert reason(cluster, "cnn") == (
+        "Its 95 % is not promised yet: 2.8 of the 3.6 devices that may be promised are; 0 of 2 devices free; it may "
+        "preempt no standard job before its own level is promised."
+    )
+
+
+def test_a_level_that_the_fleet_is_too_small_for_is_called_so():
+    told = reasons.over_cap(0.95, 0.0, 1.8, 1.9)
+    assert told == "its 95 % is not promised yet: it takes 1.9 of the 1.8 devices that may be promised; "
+    assert not reasons.over_cap(0.95, 0.0, 0.0, 1.9), "all nodes are cordoned: that is told elsewhere"
 
 
 def test_nothing_is_preempted_in_vain():

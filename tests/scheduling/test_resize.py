@@ -144,8 +144,12 @@ def test_a_person_asks_for_more_than_there_is():
     cluster.run("other")
     refused = ask(cluster, "gpt", 4, "more")["gpt"].directive
     assert (refused.action, refused.request) == ("refuse", "more")
-    assert refused.reason == "It needs 2 devices more, and 1 is free that it can use."
-    assert ask(cluster, "gpt", 2, "s")["gpt"].directive.reason == "The job runs on 2 devices already."
+    assert refused.reason == (
+        "It needs 2 devices more, and 1 is free that it can use: ask for fewer, or again when others have given some "
+        "up (`ergo fleet` shows who has them)."
+    )
+    there = ask(cluster, "gpt", 2, "s")["gpt"].directive.reason
+    assert there == "The job runs on 2 devices already: there is nothing to do."
 
 
 def test_a_job_of_a_drained_node_shrinks_where_there_is_no_other_room():
