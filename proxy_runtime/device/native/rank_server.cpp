@@ -86,6 +86,7 @@ bool RankServer::step() {
     if (!message) return false;
     Failure failure;
     bool failed = false;
+    asks_ = message->type == Message::Store ? Asks::Store : Asks::Nothing;
     try {
       const Outcome outcome = handle(*message);
       if (outcome == Outcome::Held) return false;
@@ -107,6 +108,7 @@ bool RankServer::step() {
     else if (failed)
       ring_.report({failure.status, running_ + failure.message});
     state_.messages++;
+    if (message->type == Message::Ready || message->type == Message::Store) questions_++;
     ring_.advance(*message);
   } catch (const ProtocolError& e) {
     fail({Status::Runtime, "the device proxy stopped serving rank " + std::to_string(state_.rank) +
@@ -248,6 +250,7 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
       case Message::Ready: {
         uint64_t n = body.word();
         const char ready = !any_pending(body.words(n), n);
+        if (!ready) asks_ = Asks::Result;
         ring_.respond(Status::Ok, &ready, 1);
         break;
       }

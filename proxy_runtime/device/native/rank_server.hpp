@@ -50,6 +50,12 @@ class RankServer {
   // them. When their turn comes they are gone already, which is no error.
   void free_ahead();
   void deliver_store_reply(std::string reply);
+  // What its host did last was to ask for something that had not come, or for something in the store: it asks again
+  // and again, and does nothing else until others have gone on.
+  enum class Asks { Nothing, Result, Store };
+  Asks asks() const { return asks_; }
+  // Messages that only asked whether something had come: no work.
+  uint64_t questions() const { return questions_; }
   // Its queue has stopped at a message that waits for a collective or the store.
   bool blocked() const { return blocked_; }
   // Gives the rank an error that it cannot survive, and executes nothing of it any more.
@@ -99,6 +105,8 @@ class RankServer {
   bool shared_ = false;
   bool exited_ = false, failed_ = false;
   bool blocked_ = false, awaits_store_ = false;
+  Asks asks_ = Asks::Nothing;
+  uint64_t questions_ = 0;
   uint64_t blocked_at_ = 0;  // state_.completions when it blocked
   uint64_t looked_at_ = 0;   // where free_ahead() has got to in the queue
   uint64_t stands_at_ = 0;   // the message at which it did, from 1

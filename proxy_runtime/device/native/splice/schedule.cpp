@@ -13,13 +13,17 @@ namespace {
 constexpr int kTurn = 32;
 // What a limit is divided by at most: 2^8.
 constexpr uint32_t kMostStrikes = 8;
-// So many calls in lockstep take back a strike.
-constexpr uint64_t kCalm = 4096;
+// So many calls in lockstep take back a strike; twice as many after each that there has ever been: hosts that wait for
+// each other in every step must not pay for it in every step.
+constexpr uint64_t kCalm = 2048;
+constexpr uint64_t kMostDoublings = 20;
+// Nobody is waited for while there are more messages than this per rank; halved each time.
+constexpr uint64_t kFar = 1 << 16;
 
 }  // namespace
 
 void Schedule::add(RankServer& server) {
-  seats_.push_back({&server, server.state().member, false});
+  seats_.push_back({&server, server.state().member});
   current_ = nullptr;
   empty_ = nullptr;
 }
@@ -62,9 +66,18 @@ bool Schedule::turn(const std::function<bool(const RankServer&)>& held, const st
   wakes_.reset();
   for (Seat& seat : seats_) seat.held = held(*seat.server);
   bool waits = false;
+  asked_ = false;
   const bool did = gather() || advance_one(urgent, waits) || (!waits && resolve());
   if (did) last_progress_ = now_;
-  return did;
+  return did || asked_;
+}
+
+// False: it has no next message, or none that can be executed now. `did`: it was more than a question.
+bool Schedule::step(Seat& seat, bool& did) {
+  const uint64_t questions = seat.server->questions();
+  if (!seat.server->step()) return false;
+  (seat.server->questions() == questions ? did : asked_) = true;
+  return true;
 }
 
 // The rank whose turn it is goes on; where it waits for others, the next one. `waits`: the host of the one whose turn
@@ -111,7 +124,10 @@ bool Schedule::could_go_on(const Seat& seat) const {
 }
 
 bool Schedule::wait_for_host(Seat& seat) {
-  if (seat.member->passed_over) return false;
+  if (seat.member->passed_over || seat.server->asks() != RankServer::Asks::Nothing) {
+    if (empty_ == &seat) empty_ = nullptr;
+    return false;
+  }
   if (std::ranges::none_of(seats_, [&](const Seat& other) { return &other != &seat && could_go_on(other); }))
     return false;
   if (empty_ != &seat) {
@@ -138,15 +154,15 @@ Schedule::Progress Schedule::advance(Seat& seat, const std::function<bool()>& ur
   if (seat.held || seat.server->finished()) return Progress::None;
   if (member.lockstep) return advance(*group_of(member), urgent);
   if (member.hold != Hold::None) return Progress::None;
-  const uint64_t step = seat.server->step_done();
-  int n = 0;
-  while (n < kTurn && !urgent() && seat.server->step()) {
-    n++;
-    if (seat.server->step_done() == step) continue;
+  const uint64_t done = seat.server->step_done();
+  bool did = false;
+  for (int n = 0; n < kTurn && !urgent() && step(seat, did); n++) {
+    if (seat.server->step_done() == done) continue;
     member.begun = false;  // at the end of a step it has nothing but what it keeps, and others may come first
     break;
   }
-  if (n > 0 || member.hold != Hold::None) return Progress::Did;
+  if (member.hold != Hold::None) seat.waits_since = messages();
+  if (did || member.hold != Hold::None) return Progress::Did;
   return seat.server->blocked() || seat.server->ring().has_message() ? Progress::None : Progress::Empty;
 }
 
@@ -159,7 +175,8 @@ Schedule::Progress Schedule::advance(Group& group, const std::function<bool()>& 
   bool did = false, all = true, empty = false, lost = false;
   for (Seat* seat : seats) {
     Member& member = *seat->member;
-    for (int n = 0; n < kTurn && member.hold == Hold::None && !urgent() && seat->server->step(); n++) did = true;
+    for (int n = 0; n < kTurn && member.hold == Hold::None && !urgent() && step(*seat, did); n++) {
+    }
     if (member.hold == Hold::Head) continue;
     all = false;
     empty |= !seat->server->blocked() && !seat->server->ring().has_message();
@@ -177,7 +194,10 @@ Schedule::Progress Schedule::advance(Group& group, const std::function<bool()>& 
         run_each(seats);
       else
         run_together(seats);
-      if (strikes_ > 0 && ++calm_ % kCalm == 0) strikes_--;
+      if (strikes_ > 0 && ++calm_ >= kCalm << std::min(splicer_.counters().timeouts, kMostDoublings)) {
+        strikes_--;
+        calm_ = 0;
+      }
     } else {
       splicer_.counters().lockstep_breaks++;
       dissolve(group);
@@ -189,8 +209,8 @@ Schedule::Progress Schedule::advance(Group& group, const std::function<bool()>& 
     return Progress::Did;
   }
   if (!group.idle_since) group.idle_since = now_;
-  // Nobody has anything to send: those who wait, wait for each other.
-  if (!empty && std::any_of(seats.begin(), seats.end(), [&](Seat* seat) { return hopeless(*seat); })) {
+  // Those who wait, wait for each other.
+  if (std::any_of(seats.begin(), seats.end(), [&](Seat* seat) { return hopeless(*seat); })) {
     dissolve(group);
     return Progress::Did;
   }
@@ -258,7 +278,11 @@ bool Schedule::gather() {
     Member& member = *seat.member;
     if ((member.hold != Hold::Sync && member.hold != Hold::Parked) || seat.held || seat.server->finished()) continue;
     const Slots needed = present(member.waits_for), here = arrived(member);
-    if (needed & ~here) continue;
+    if (needed & ~here) {
+      if (!too_far(seat)) continue;
+      far_strikes_ = std::min(far_strikes_ + 1, kMostStrikes);
+      return end_wait(seat, true);
+    }
     if (std::popcount(needed) < 2) return end_wait(seat, false);
     if (member.hold == Hold::Parked) run_together(seats_of(needed));
     form(needed);
@@ -282,6 +306,17 @@ bool Schedule::resolve() {
   return false;
 }
 
+uint64_t Schedule::messages() const {
+  uint64_t all = 0;
+  for (const Seat& seat : seats_) all += seat.member->rank.messages;
+  return all;
+}
+
+// The others have done so much meanwhile that they are not about to come.
+bool Schedule::too_far(const Seat& seat) const {
+  return messages() - seat.waits_since > seats_.size() * (kFar >> far_strikes_);
+}
+
 bool Schedule::end_wait(Seat& seat, bool timed_out) {
   Member& member = *seat.member;
   if (timed_out) strike();
@@ -296,15 +331,18 @@ bool Schedule::end_wait(Seat& seat, bool timed_out) {
   return true;
 }
 
-// It waits for a collective that lacks the contribution of a rank which waits here, too.
+// It waits for a collective, or asks for its result, that lacks the contribution of a rank which waits here, too.
 bool Schedule::hopeless(const Seat& seat) const {
-  if (!seat.server->blocked() || seat.server->awaits_store()) return false;
-  const std::set<uint64_t> tickets = awaited_by(*seat.server);
+  std::set<uint64_t> tickets;
+  if (seat.server->blocked() && !seat.server->awaits_store())
+    tickets = awaited_by(*seat.server);
+  else if (seat.server->asks() == RankServer::Asks::Result)
+    for (const auto& [ticket, pending] : seat.member->rank.pending) tickets.insert(ticket);
   for (const Awaited& awaited : collectives_.engine().awaited(static_cast<int>(seat.member->rank.rank), tickets))
     for (int rank : awaited.missing)
       for (const Seat& other : seats_)
         if (static_cast<int>(other.member->rank.rank) == rank &&
-            (other.member->hold != Hold::None || other.member->lockstep))
+            (other.member->hold != Hold::None || (other.member->lockstep && other.server->ring().has_message())))
           return true;
   return false;
 }

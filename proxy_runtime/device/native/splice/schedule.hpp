@@ -5,7 +5,8 @@
 // do the same (they touch a collective's result, or write what they share), whoever comes first waits; together they go
 // on in lockstep: as long as their next operators are the same on the same values, one run serves all. The first
 // difference ends it. Waiting that cannot end is found where it can be, and ended by a time limit where not (a host
-// that waits for another host): limits change memory and time, never bits.
+// that waits for another host; work without end): limits change memory and time, never bits. Hosts that ask again and
+// again whether something has come do no work by that.
 #pragma once
 
 #include <chrono>
@@ -46,7 +47,8 @@ class Schedule {
   struct Seat {
     RankServer* server;
     Member* member;
-    bool held = false;  // in this turn
+    bool held = false;         // in this turn
+    uint64_t waits_since = 0;  // all ranks' messages when it began to wait
   };
   struct Group {
     Slots members = 0;
@@ -54,6 +56,7 @@ class Schedule {
   };
   enum class Progress { None, Empty, Did };
 
+  bool step(Seat& seat, bool& did);
   bool advance_one(const std::function<bool()>& urgent, bool& waits);
   bool wait_for_host(Seat& seat);
   void end_wait_for_host(bool in_vain);
@@ -65,6 +68,8 @@ class Schedule {
   void run_each(const std::vector<Seat*>& seats);
   bool gather();
   bool resolve();
+  bool too_far(const Seat& seat) const;
+  uint64_t messages() const;
   bool end_wait(Seat& seat, bool timed_out);
   bool hopeless(const Seat& seat) const;
   void form(Slots members);
@@ -86,7 +91,8 @@ class Schedule {
   const Seat* empty_ = nullptr;  // whose host is waited for
   Clock::time_point empty_since_;
   std::optional<Clock::time_point> wakes_;
-  uint32_t strikes_ = 0;
+  bool asked_ = false;  // in this turn some host has asked whether something had come
+  uint32_t strikes_ = 0, far_strikes_ = 0;
   uint32_t lingered_in_vain_ = 0;
   uint64_t calm_ = 0;  // calls in lockstep since the last strike
 };

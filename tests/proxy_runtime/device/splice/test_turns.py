@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from tests.proxy_runtime.device.producer import Message, words
 from tests.proxy_runtime.device.splice.programs import COMM, Rank, add_, mul_, sin, together
 from tests.proxy_runtime.device.splice.test_sharing import N, counters
 
 LARGE = 1 << 14  # floats
+SET, CHECK = 0, 3  # of the store
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
@@ -102,3 +107,104 @@ def test_each_rank_is_measured_as_if_it_were_alone(job: Callable[..., Any]) -> N
     assert measured() == expected
     for rank in ranks:
         rank.producer.sync()
+
+
+def is_ready(rank: Rank, handle: int) -> bool:
+    return rank.producer.call(Message.READY, words(1, handle)) == b"\1"
+
+
+def is_set(rank: Rank) -> bool:
+    return rank.producer.store(CHECK, b"key")[1] == 1
+
+
+@pytest.mark.parametrize("in_lockstep", [False, True])
+def test_who_asks_for_the_result_of_a_rank_that_waits_for_it_is_not_waited_for(
+    job: Callable[..., Any], in_lockstep: bool
+) -> None:
+    running = job([0, 0])
+    asked = threading.Event()
+
+    def program(rank: Rank, index: int) -> list[float]:
+        for handle in (1, 2):
+            rank.producer.write_floats(handle, [1.0 + index] * N)
+        rank.all_reduce(1, N)
+        rank.producer.sync()
+        if in_lockstep:
+            rank.run(mul_(1, 1, N))
+        if index == 0:
+            asked.wait()
+            rank.producer.free(rank.run(sin(1, N), results=1))
+        rank.all_reduce(2, N)
+        until(lambda: index == 0 or is_ready(rank, 2) or asked.set())
+        return rank.producer.read_floats(2, N)
+
+    assert together(running.ranks, program) == [[3.0] * N] * 2
+    if not in_lockstep:  # which a host ends that is late for other reasons
+        assert counters(running)["timeouts"] == 0
+
+
+def test_who_asks_for_a_key_of_a_rank_that_waits_for_it_is_waited_for_as_long_as_any_host(
+    job: Callable[..., Any],
+) -> None:
+    running = job([0, 0])
+
+    def program(rank: Rank, index: int) -> list[float]:
+        rank.producer.write_floats(1, [1.0 + index] * N)
+        rank.all_reduce(1, N)
+        rank.producer.sync()
+        if index == 0:
+            rank.run(sin(1, N), results=1)
+            rank.producer.store(SET, b"key")
+        until(lambda: is_set(rank))
+        return rank.producer.read_floats(1, N)
+
+    assert together(running.ranks, program) == [[3.0] * N] * 2
+    assert counters(running)["timeouts"] == 1
+
+
+def test_who_asks_for_a_key_leaves_the_turn_to_those_that_work(job: Callable[..., Any]) -> None:
+    """It has begun to compute, and comes first; the other sets the key when it has computed."""
+    running = job([0, 0])
+    asked = threading.Event()
+
+    def program(rank: Rank, index: int) -> None:
+        rank.producer.write_floats(1, [1.0 + index] * N)
+        if index:
+            asked.wait()
+        for _ in range(40):
+            rank.producer.free(rank.run(sin(1, N), results=1))
+        if index:
+            rank.producer.sync()
+            rank.producer.store(SET, b"key")
+        until(lambda: is_set(rank) or asked.set())
+
+    together(running.ranks, program)
+
+
+@pytest.mark.slow
+def test_who_works_without_end_until_a_rank_goes_on_that_waits_for_it_is_not_waited_for(
+    job: Callable[..., Any],
+) -> None:
+    running = job([0, 0])
+    over = threading.Event()
+
+    def program(rank: Rank, index: int) -> list[float]:
+        rank.producer.write_floats(1, [1.0 + index] * N)
+        rank.producer.write_floats(2, [1.0 + index] * 4)  # nothing that is shared
+        rank.all_reduce(1, N)
+        rank.producer.sync()
+        if index == 0:
+            rank.run(sin(1, N), results=1)
+            over.set()
+        deadline = time.monotonic() + 300
+        while not over.is_set():
+            assert time.monotonic() < deadline
+            for _ in range(64):
+                rank.run(mul_(2, 1, 4))
+            rank.producer.sync()
+        return rank.producer.read_floats(1, N)
+
+    for rank in running.ranks:
+        rank.deadline_s = 300.0
+    assert together(running.ranks, program) == [[3.0] * N] * 2
+    assert counters(running)["timeouts"] == 1
