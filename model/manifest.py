@@ -16,7 +16,7 @@ sizes are bytes, times are nanoseconds since 1970 in UTC unless a name says othe
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -234,11 +234,32 @@ class PartRef(_Shape):
 
 
 class RankParts(_Shape):
-    """The parts of one rank; a part that was not added is None."""
+    """The parts of one rank; a part that was not added is None.
+
+    Attributes:
+        exit_code: of a rank that has no process any more, as a shell tells it: 128 + N where signal N ended it. None
+            where it runs on, and for a channel of a job that starts its own ranks.
+    """
 
     rank: Count
     process: PartRef | None = None
     device: PartRef | None = None
+    exit_code: int | None = Field(default=None, exclude_if=lambda code: code is None)
+
+
+def why_over(ranks: Sequence[RankParts], pack: Pack) -> str:
+    """Why no job can go on from these parts, as a sentence without its end; empty where one can.
+
+    A rank is in a checkpoint with its process, or with the record that it had exited with 0. Where nobody has a
+    process there is nothing to go on with.
+    """
+    trees = [rank for rank in ranks if pack == "rank" or rank.rank == 0]
+    for rank in trees:
+        if rank.process is None and rank.exit_code != 0:
+            code = rank.exit_code
+            how = "nothing says how it had ended" if code is None else f"it had ended with exit code {code}"
+            return f"rank {rank.rank} has no process in it, and {how}"
+    return "every rank had ended by then" if all(rank.process is None for rank in trees) else ""
 
 
 class Manifest(_Shape):

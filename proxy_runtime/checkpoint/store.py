@@ -182,7 +182,8 @@ class Store:
                     raise CheckpointError(f"A checkpoint of {job_id} cannot be made: {part} {what}.", code=UNSUPPORTED)
                 refs[part] = ref
         packs = tuple(sorted({pack for written in parts for pack in written.packs}))
-        whole = WrittenParts(refs, packs, sum(written.stored_bytes for written in parts))
+        exits = {rank: code for written in parts for rank, code in written.exits.items()}
+        whole = WrittenParts(refs, packs, sum(written.stored_bytes for written in parts), exits)
         manifest = seal_manifest(self._layout, _job(job_id), Epoch(epoch), header, whole)
         return self.adopt(manifest)
 
@@ -311,7 +312,8 @@ class Store:
         needed = sum(ref.bytes for ref in checkpoint.refs().values())
         with target.begin(checkpoint.manifest.job, checkpoint.manifest.epoch, expected_bytes=needed) as writer:
             export(checkpoint, writer)
-            writer.commit(checkpoint.manifest.header.model_copy(update={"parent": None}))
+            exits = {rank.rank: rank.exit_code for rank in checkpoint.manifest.ranks if rank.exit_code is not None}
+            writer.commit(checkpoint.manifest.header.model_copy(update={"parent": None}), exits or None)
         return target.read()
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,7 +17,7 @@ import orjson
 from pydantic import ValidationError
 
 from model.ids import CheckpointId, Epoch, JobId
-from model.manifest import Head, Manifest, ManifestHeader, PartRef, RankParts, TreeEntry
+from model.manifest import Head, Manifest, ManifestHeader, PartRef, RankParts, TreeEntry, why_over
 from proxy_runtime.checkpoint import documents, locks, volume
 from proxy_runtime.checkpoint.chunking import SEGMENT
 from proxy_runtime.checkpoint.chunkwriter import ChunkWriter, Compression
@@ -38,18 +38,25 @@ class WrittenParts:
         refs: where their trees lie.
         packs: ids of the packs that hold their chunks, old ones included, sorted.
         stored_bytes: bytes of chunks added to the store.
+        exits: exit codes of ranks that have no process.
     """
 
     refs: dict[Part, PartRef]
     packs: tuple[str, ...]
     stored_bytes: int
+    exits: Mapping[int, int] = field(default_factory=dict[int, int])
 
     @property
     def ranks(self) -> tuple[RankParts, ...]:
         """The parts of ranks, in rank order."""
-        ranks = sorted({part.rank for part in self.refs if part.rank is not None})
+        ranks = sorted({part.rank for part in self.refs if part.rank is not None} | set(self.exits))
         return tuple(
-            RankParts(rank=r, process=self.refs.get(Part.process(r)), device=self.refs.get(Part.device(r)))
+            RankParts(
+                rank=r,
+                process=self.refs.get(Part.process(r)),
+                device=self.refs.get(Part.device(r)),
+                exit_code=self.exits.get(r),
+            )
             for r in ranks
         )
 
@@ -164,12 +171,18 @@ class CheckpointWriter:
         ids = {chunk for chunk, _ in CHUNK_REF.iter_unpack(refs)} - {ZERO_ID}
         return tuple(one[:8].hex() for one in sorted(ids)[:size])
 
-    def commit(self, header: ManifestHeader) -> CheckpointId:
+    def commit(self, header: ManifestHeader, exits: Mapping[int, int] | None = None) -> CheckpointId:
         """Makes the checkpoint durable and the job's HEAD point to it.
+
+        Args:
+            header: what the caller knows about it.
+            exits: exit codes of ranks that have no process. With it, a job has to be able to go on from this; None
+                where only files are kept.
 
         Raises:
             FencedError: HEAD has a higher epoch; what was written is garbage for :meth:`Store.gc`.
-            CheckpointError: the header does not fit the parts, or the disk is full or failing.
+            CheckpointError: the header does not fit the parts, a rank has no process and has not exited with 0, or the
+                disk is full or failing.
         """
         if self._failed or self._closed:
             raise CheckpointError("This checkpoint failed or was ended before and cannot be committed.")
@@ -180,7 +193,7 @@ class CheckpointWriter:
                 head = check_epoch(self._layout, self._job, self._epoch)
                 if header.parent is None and head is not None:
                     header = header.model_copy(update={"parent": head.checkpoint})
-                manifest = self._manifest(header, refs, packs)
+                manifest = self._manifest(header, refs, packs, exits)
                 self._publish(manifest, head)
         self._close()
         return manifest.root
@@ -267,11 +280,15 @@ class CheckpointWriter:
             bytes=sum(e.size for e in tree.entries if e.kind == "file"),
         )
 
-    def _manifest(self, header: ManifestHeader, refs: dict[Part, PartRef], packs: list[str]) -> Manifest:
+    def _manifest(
+        self, header: ManifestHeader, refs: dict[Part, PartRef], packs: list[str], exits: Mapping[int, int] | None
+    ) -> Manifest:
         strangers = sorted(str(p) for p in refs if p.rank is not None and not 0 <= p.rank < header.world_size)
         if strangers:
             raise ValueError(f"{strangers[0]} does not exist in a job of {header.world_size} ranks.")
-        written = WrittenParts(refs, tuple(packs), self._chunks.stored_bytes)
+        written = WrittenParts(refs, tuple(packs), self._chunks.stored_bytes, exits or {})
+        if exits is not None and (why := why_over(written.ranks, header.pack)):
+            raise ValueError(f"{why}.")
         return seal_manifest(self._layout, self._job, self._epoch, header, written)
 
     def _publish(self, manifest: Manifest, head: Head | None) -> None:

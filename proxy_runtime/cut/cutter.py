@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,16 @@ from proxy_runtime.channel.ring import Ring, RingError
 from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.writer import CheckpointWriter
 from proxy_runtime.cut.agreement import targets, verify_completed
+from proxy_runtime.cut.living import require_living
 from proxy_runtime.process import criu
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.shim.generation import Generation, Rank, in_parallel
 from proxy_runtime.shim.spec import CutReport, RunError
 
 _NOT_FROZEN = "cut.not-frozen"
+
+LOOK_S = 1.0
+"""While the end of a step is waited for: how often is looked whether it can still come."""
 
 
 def elapsed_ms(since: float) -> float:
@@ -40,6 +45,7 @@ class Cutter:
     Attributes:
         counts: per local rank what its proxy has reported: `step`, `comms` (sequence -> `contributed`, `completed`,
             `members`); as of `stop`, then of `finish`; `memory` as of `stop`.
+        exits: exit codes of the ranks that have no process any more, as of `dump`: each is 0.
     """
 
     def __init__(self, generation: Generation, tool: Criu, scratch: Path, report: CutReport) -> None:
@@ -49,22 +55,35 @@ class Cutter:
         self._scratch = scratch
         self._report = report
         self.counts: dict[int, dict[str, Any]] = {}
+        self.exits: dict[int, int] = {}
 
     # ------------------------------------------------------------------ phases
 
-    def stop(self, *, at_step: int | None, step_deadline_s: float, deadline_s: float) -> None:
+    def stop(
+        self,
+        *,
+        at_step: int | None,
+        step_deadline_s: float,
+        deadline_s: float,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Holds every queue at a message boundary and counts.
 
-        `at_step` is a preference: when not every rank gets there in time, wherever they are is taken.
+        Args:
+            at_step: a preference: when not every rank gets there in time, wherever they are is taken.
+            step_deadline_s: how long it is waited for.
+            deadline_s: for the rest.
+            given_up: whether nobody wants this cut any more; the wait for a step ends then.
+
+        Raises:
+            ErgoError: also where a rank has died, before or meanwhile (``run.lost``), or the cut was given up.
         """
         self._await_ranks(deadline_s)
+        require_living(self._generation)
         start = time.perf_counter()
         proxies = list(self._generation.proxies.values())
         if at_step is not None:
-            replies = in_parallel(
-                [lambda proxy=proxy: proxy.stop(at_step=at_step, deadline_s=step_deadline_s) for proxy in proxies]
-            )
-            self._report.reached_step = all(reply["reached"] for reply in replies)
+            self._report.reached_step = self._await_step(at_step, start + step_deadline_s, given_up)
             self._report.ms["wait_for_step"] = elapsed_ms(start)
             start = time.perf_counter()
         replies = in_parallel([lambda proxy=proxy: proxy.stop(deadline_s=deadline_s) for proxy in proxies])
@@ -80,6 +99,7 @@ class Cutter:
                     self._report.sharing[name] = self._report.sharing.get(name, 0) + count
         ranks = self._generation.ranks
         self._report.steps = [self.counts.get(rank.rank, {}).get("step", 0) for rank in ranks]
+        require_living(self._generation)
 
     def targets(self) -> dict[str, int]:
         """What a job agrees on whose ranks are all here."""
@@ -87,6 +107,7 @@ class Cutter:
 
     def finish(self, goal: Mapping[str, int], *, deadline_s: float) -> None:
         """Completes every collective up to the goal, and store requests that are under way."""
+        require_living(self._generation)
         start = time.perf_counter()
         proxies = self._generation.proxies.values()
         replies = in_parallel([lambda proxy=proxy: proxy.finish(goal, deadline_s=deadline_s) for proxy in proxies])
@@ -109,10 +130,15 @@ class Cutter:
             hold: keep the ranks stopped afterwards.
             deadline_s: for all of it.
         """
+        generation = self._generation
+        require_living(generation)
         self._require_clean_processes()
         start = time.perf_counter()
-        generation = self._generation
         living = generation.living()
+        # Whoever is not dumped has ended well: who dies from now on fails its own dump.
+        require_living(generation)
+        gone = [rank for rank in generation.ranks if rank.has_tree and rank not in living]
+        self.exits = {rank.rank: rank.exit.code for rank in gone if rank.exit is not None}
         capture = FrozenTogether(len(living), deadline_s, lambda: self._capture(writer, hold))
 
         def device(rank: Rank) -> int:
@@ -141,6 +167,7 @@ class Cutter:
             raise capture.cause or error from None
         if not living:  # all have ended: nobody is left who could write to the volume
             capture.wait()
+        require_living(generation)  # of a tree the image may be without a process that was killed
         self._report.ms["process"] = elapsed_ms(start)
         self._report.image_bytes, self._report.device_bytes = sum(sizes[: len(living)]), sum(sizes[len(living) :])
 
@@ -160,6 +187,21 @@ class Cutter:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     # ------------------------------------------------------------------ what they consist of
+
+    def _await_step(self, at_step: int, until: float, given_up: Callable[[], bool]) -> bool:
+        """Whether every proxy stands at the end of that step; those that do are not asked again."""
+        waited_for = list(self._generation.proxies.values())
+        while waited_for:
+            left = max(0.0, min(LOOK_S, until - time.perf_counter()))
+            calls = [partial(proxy.stop, at_step=at_step, deadline_s=left) for proxy in waited_for]
+            replies = in_parallel(calls)
+            waited_for = [proxy for proxy, reply in zip(waited_for, replies, strict=True) if not reply["reached"]]
+            require_living(self._generation)
+            if given_up():
+                raise RunError("the cut was called off while the end of a step was waited for.", code="cut.deadline")
+            if time.perf_counter() >= until:
+                break
+        return not waited_for
 
     def _await_ranks(self, deadline_s: float) -> None:
         """Until every rank has taken its channel: for its first tenths of a second it still holds the descriptor."""

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import structlog
 
 from model.ids import CheckpointId, Step
-from model.manifest import ManifestHeader, NumericsClass, RankState, Tree
-from model.runtime import CheckpointInput, CheckpointResult, NodeParts
+from model.manifest import ManifestHeader, NumericsClass, RankParts, RankState, Tree, why_over
+from model.runtime import CheckpointInput, CheckpointResult, NodeParts, RuntimeCode
 from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.node.clock import Clock
+from proxy_runtime.node.errors import NodeError
 from proxy_runtime.node.launch import device_of_rank, network_of
 from proxy_runtime.node.ledger import PartRecord
 from proxy_runtime.shim.header import host_class
@@ -47,10 +48,13 @@ class Committer:
 
         Raises:
             Fenced: another epoch counts.
+            NodeError: a rank has no process and has not exited with 0; one that is only kept (``final``) may have any.
             ErgoError: parts are missing in the fleet's store, or it does not answer.
         """
         clock = Clock()
         record, parts = self.record, request.commit or ()
+        if request.kind != "final":
+            self._require_going_on(parts)
         header = self._header(parts, request.parent)
         volume, _ = volumes.join_volumes(self.fleet, self.store, record.job, record.epoch, self.base, parts)
         clock.lap("merge")
@@ -70,6 +74,17 @@ class Committer:
             total_bytes=sum(ref.bytes for ref in refs if ref is not None),
             timings_ms=clock.laps,
         )
+
+    def _require_going_on(self, parts: Sequence[NodeParts]) -> None:
+        record = self.record
+        there = {rank.rank: rank for each in parts for rank in each.ranks}
+        ranks = [there.get(rank) or RankParts(rank=rank) for rank in range(len(device_of_rank(record)))]
+        if why := why_over(ranks, record.spec.pack):
+            raise NodeError(
+                f"A checkpoint of job {record.job} is not committed: {why}.",
+                code=RuntimeCode.UNKNOWN,
+                remedy="Go back to its newest checkpoint.",
+            )
 
     def _header(self, parts: Sequence[NodeParts], parent: CheckpointId | None) -> ManifestHeader:
         record = self.record

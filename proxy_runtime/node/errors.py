@@ -54,6 +54,7 @@ def damaged(message: str) -> NodeError:
 _MEANINGS: dict[str, RuntimeCode] = {
     "run.shim-gone": RuntimeCode.UNKNOWN,
     "run.ended": RuntimeCode.UNKNOWN,
+    "run.lost": RuntimeCode.UNKNOWN,
     "run.bad-spec": RuntimeCode.UNSUITABLE,
     "run.bad-width": RuntimeCode.UNSUITABLE,
     "run.deadline": RuntimeCode.DEADLINE,

@@ -236,7 +236,8 @@ class NodeJob:
                 if fresh is not None and devices != old.devices:  # who shares a device is not known before
                     fresh.placement = place(self.spec, ranks, devices, old.placement)
                     fresh.connect()
-                checkpoint = writer.commit(manifest_header(old, ranks))
+                # Dumped only if all ranks lived or had exited with 0, so that the job can go on from it.
+                checkpoint = writer.commit(manifest_header(old, ranks), cutter.exits)
             report.checkpoint = str(checkpoint)
             report.ms["write"] = (clock() - committed) * 1e3
             if fresh is not None:

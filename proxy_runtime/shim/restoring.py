@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from model.manifest import why_over
+from proxy_runtime.checkpoint.errors import DAMAGED, CheckpointError
 from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.reader import CheckpointReader
 from proxy_runtime.errors import ErgoError
@@ -42,10 +44,17 @@ class Restoration:
         generation, clock = self._generation, time.perf_counter()
         scratch = generation.layout.scratch("restore")
         try:
+            manifest = self._reader.manifest
+            if why := why_over(manifest.ranks, manifest.header.pack):
+                raise CheckpointError(
+                    f"Nothing goes on from checkpoint {manifest.root}: {why}.",
+                    code=DAMAGED,
+                    remedy="Restore an earlier one.",
+                )
             for rank in generation.ranks:
-                # Only a rank that had ended well has no processes: any other end is the end of the job.
-                parts = self._reader.manifest.ranks[rank.rank]
-                rank.exit = None if parts.process or rank.shared else RankExit(rank.rank, 0)
+                parts = manifest.ranks[rank.rank]
+                if not parts.process and parts.exit_code is not None:
+                    rank.exit = RankExit(rank.rank, parts.exit_code)
                 rank.last_step = self._reader.manifest.header.ranks[rank.rank].step
             in_parallel(
                 [

@@ -146,7 +146,8 @@ def assemble(
             refs[Part.process(rank.rank)] = rank.process
         if rank.device is not None:
             refs[Part.device(rank.rank)] = rank.device
-    written = WrittenParts(refs, tuple(sorted(sizes)), sum(document.stored_bytes for document in found))
+    exits = {rank.rank: rank.exit_code for part in parts for rank in part.ranks if rank.exit_code is not None}
+    written = WrittenParts(refs, tuple(sorted(sizes)), sum(document.stored_bytes for document in found), exits)
     lacking = [p for p, size in sizes.items() if fleet.bucket.size(documents.pack_key(store.tenant, p)) != size]
     if lacking:
         raise missing(f"Pack {lacking[0]} of job {job}", fleet.bucket.url)

@@ -15,6 +15,7 @@ from model.manifest import (
     Manifest,
     ManifestHeader,
     NumericsClass,
+    Pack,
     PartRef,
     RankParts,
     RankState,
@@ -22,6 +23,7 @@ from model.manifest import (
     TreeEntry,
     decode_path,
     encode_path,
+    why_over,
 )
 
 DIGEST = "ab" * 32
@@ -65,6 +67,33 @@ def a_manifest(**fields: Any) -> Manifest:
         "root": CheckpointId("ck-" + "ab" * 20),
     }
     return Manifest(**{**values, **fields})
+
+
+@pytest.mark.parametrize(
+    ("pack", "ranks", "why"),
+    [
+        ("rank", [("p", None), ("p", None)], ""),
+        ("rank", [("p", None), ("", 0)], ""),
+        ("rank", [("p", None), ("", None)], "rank 1 has no process in it, and nothing says how it had ended"),
+        ("rank", [("", 137), ("p", None)], "rank 0 has no process in it, and it had ended with exit code 137"),
+        ("rank", [("", 0), ("", 0)], "every rank had ended by then"),
+        ("node", [("p", None), ("", None)], ""),
+        ("node", [("", 0), ("", None)], "every rank had ended by then"),
+        ("node", [("", None), ("", None)], "rank 0 has no process in it, and nothing says how it had ended"),
+    ],
+)
+def test_a_job_goes_on_from_ranks_that_live_or_have_exited_with_0(
+    pack: Pack, ranks: list[tuple[str, int | None]], why: str
+) -> None:
+    part = PartRef(digest=DIGEST, chunks=(DIGEST,), tree_bytes=100, entries=2, bytes=4096)
+    parts = [RankParts(rank=n, process=part if p else None, exit_code=code) for n, (p, code) in enumerate(ranks)]
+    assert why_over(parts, pack) == why
+
+
+def test_the_end_of_a_rank_is_part_of_a_manifest_and_none_leaves_it_as_it_was() -> None:
+    ended = RankParts(rank=1, exit_code=0)
+    assert RankParts.model_validate_json(ended.model_dump_json()) == ended
+    assert "exit_code" not in RankParts(rank=1).model_dump(mode="json")
 
 
 def test_json_round_trip() -> None:

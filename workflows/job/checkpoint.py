@@ -100,6 +100,7 @@ async def _take(
     placement = state.placement
     assert placement is not None
     prefer_s = policy.step_deadline_s if policy.cut == "step" else 0.0
+    moot = (lambda: parts.over(job)) if workflow.patched("cut-of-living") else None
     limit_s = STOP_S + prefer_s
 
     async def stop(node: NodeId, at: Step | None = None) -> BarrierResult:
@@ -109,7 +110,7 @@ async def _take(
         while True:
             try:
                 return await on_node(
-                    job, Activity.BARRIER, node, request, BarrierResult, story=story, limit_s=limit_s + 15
+                    job, Activity.BARRIER, node, request, BarrierResult, story=story, limit_s=limit_s + 15, moot=moot
                 )
             except OperationFailed as error:
                 if not _not_yet(job, error):
@@ -119,12 +120,16 @@ async def _take(
     async def finish(node: NodeId, goals: tuple[CollectiveTarget, ...]) -> BarrierResult:
         request = BarrierInput(state.job, state.epoch, cut, "finish", STOP_S, targets=goals)
         story = f"cut {cut}: finish collectives on {node.name}"
-        return await on_node(job, Activity.BARRIER, node, request, BarrierResult, story=story, limit_s=STOP_S + 15)
+        return await on_node(
+            job, Activity.BARRIER, node, request, BarrierResult, story=story, limit_s=STOP_S + 15, moot=moot
+        )
 
     async def write(node: NodeId) -> CheckpointResult:
         request = CheckpointInput(state.job, state.epoch, cut, kind, WRITE_S, parent=state.checkpoint)
         story = f"cut {cut}: write {kind} checkpoint on {node.name}"
-        return await on_node(job, Activity.CHECKPOINT, node, request, CheckpointResult, story=story, limit_s=WRITE_S)
+        return await on_node(
+            job, Activity.CHECKPOINT, node, request, CheckpointResult, story=story, limit_s=WRITE_S, moot=moot
+        )
 
     job.operation = f"{kind} checkpoint: barrier"
     if prefer_s > 0 and len(nodes) > 1:
@@ -146,6 +151,8 @@ async def _take(
     clock.lap("write")
     for name, value in slowest([*(r.timings_ms for r in finished), *(r.timings_ms for r in written)]).items():
         clock.parts_ms[f"node.{name}"] = value
+    if moot is not None and (why := moot()):
+        raise OperationFailed(f"The job has ended meanwhile, so that nothing is committed: {why}", code="job.over")
     job.operation = f"{kind} checkpoint: commit"
     whole = tuple(result.parts for result in written if result.parts is not None)
     commit = await _commit(job, first_node(placement), cut, kind, whole)

@@ -43,12 +43,18 @@ async def failed_start(job: Job, why: OperationFailed) -> None:
 
 
 def exhausted(job: Job) -> bool:
-    """Counts a restart; whether there have been too many in a row without a step of progress."""
+    """Counts a restart; whether there have been too many in a row without a step of progress.
+
+    Of a script that takes no steps, a checkpoint that was committed since the restart before is progress.
+    """
     state = job.state
     since = state.running_since
     # A lost node tells no step: having run for long counts as progress.
     ran = since is not None and workflow.now() - since > PROGRESS
     progress = ran or state.step > max(state.restart_step, 0)
+    if not progress and state.step == 0 and state.checkpoints and workflow.patched("kept-is-progress"):
+        progress = state.restarted_at is None or state.checkpoints[-1].time > state.restarted_at
+    state.restarted_at = workflow.now()
     state.restarts = 0 if progress else state.restarts + 1
     state.restart_step = int(state.step)
     return state.restarts > job.spec.retries.no_progress

@@ -86,7 +86,7 @@ class JobState(_Carried):
         memory_bytes: of each device then; 0 where nobody knows.
         asked_width: what a person has asked for last; 0 for the widest that the spec allows.
         unfit: widths that were tried in vain since the newest placement.
-        restarts: after losses, in a row without a step of progress since `restart_step`.
+        restarts: after losses, in a row without a step of progress since `restart_step`, at `restarted_at`.
         failures: of the user's program that have been retried.
         delivered_ms: device time of past epochs; `running_since` begins the current one, on `running_width` devices.
         since: when the job came to stand as it does; `delivered_ms` counts up to then.
@@ -125,6 +125,7 @@ class JobState(_Carried):
     step: Step = field(default_factory=lambda: Step(0))
     restarts: int = 0
     restart_step: int = -1
+    restarted_at: datetime | None = None
     failures: int = 0
     preemptions: int = 0
     moves: int = 0

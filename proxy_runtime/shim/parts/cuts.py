@@ -15,6 +15,7 @@ from model.runtime import BarrierResult, NodeParts, Outcome, RuntimeCode
 from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.writer import CheckpointWriter, WrittenParts
 from proxy_runtime.cut.cutter import Cutter
+from proxy_runtime.cut.living import death, require_living
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.shim.generation import Generation
 from proxy_runtime.shim.header import sketched
@@ -67,6 +68,8 @@ class PartCuts:
         self._cut: _Cut | None = None
         self._written: dict[tuple[int, str], PartWritten] = {}
         self._writing = threading.Lock()  # one writes at a time; the ranks may run meanwhile
+        self._given_up = 0  # up to this one nobody wants a cut any more
+        self._steps = _Steps()
 
     @property
     def number(self) -> int:
@@ -90,12 +93,18 @@ class PartCuts:
             scratch = generation.layout.scratch(f"cut-{cut}")
             self._cut = fresh = _Cut(cut, Cutter(generation, job.tool(), scratch, report), report, Phase.STOPPED)
             step_s = prefer_step_s if prefer_step_s > 0 else deadline_s
-            if at_step is None and prefer_step_s > 0:  # the end of the step that the foremost rank is in
+            wanted = prefer_step_s > 0 and self._steps.likely_within(prefer_step_s)
+            if at_step is None and wanted:  # the end of the step that the foremost rank is in
                 # As the proxies count them: of a channel, those of the process that has it now.
                 at_step = max(rank.ring.step_done for rank in generation.ranks if rank.ring is not None) + 1
             with self._phase(fresh, Phase.STOPPED, self._limits.stopped):
                 job.delivered.stop()
-                fresh.cutter.stop(at_step=at_step, step_deadline_s=step_s, deadline_s=deadline_s)
+                fresh.cutter.stop(
+                    at_step=at_step,
+                    step_deadline_s=step_s,
+                    deadline_s=deadline_s,
+                    given_up=lambda: self._given_up >= cut,
+                )
                 fresh.results["stop"] = self._barrier(fresh)
             return fresh.results["stop"]
 
@@ -120,6 +129,7 @@ class PartCuts:
 
     def resume(self, cut: int) -> None:
         """See `PartClient.resume`."""
+        self._given_up = max(self._given_up, cut)
         with self._job.operation("resume"):
             if self._cut is not None and self._cut.number <= cut:
                 self._call_off("")
@@ -127,7 +137,9 @@ class PartCuts:
     # ------------------------------------------------------------------ the watchdog
 
     def watch(self) -> None:
-        """Calls off a cut whose next phase has not come in time."""
+        """Calls off a cut whose next phase has not come in time, and sees whether the job takes steps."""
+        if self._job.generation is not None and self._job.phase is Phase.RUNNING:
+            self._steps.look(max(self._job.generation.step(), default=0))
         cut = self._cut
         if cut is None or cut.until is None or time.monotonic() < cut.until:
             return
@@ -148,7 +160,9 @@ class PartCuts:
         """A phase is reached, and the watchdog counts, or the cut is called off and the job runs on."""
         cut.until = None
         try:
+            self._require_living()
             yield
+            self._require_living()
         except BaseException as failure:
             error = self._death() or failure
             cut.failed(error)
@@ -165,12 +179,18 @@ class PartCuts:
     def _death(self) -> RunError | None:
         """Who has died, where that is why a phase failed: what it failed at is no news then."""
         generation = self._job.generation
-        if generation is None:
-            return None
-        if (dead := generation.dead_proxy()) is not None:
-            return RunError(f"the device proxy of device {dead} has died.", code="run.lost")
-        bad = [rank.exit for rank in generation.ranks if rank.exit is not None and rank.exit.code != 0]
-        return RunError(f"{bad[0].sentence}.", code="run.lost") if bad else None
+        return death(generation) if generation is not None else None
+
+    def _require_living(self) -> None:
+        """Before and after each phase: a rank may die at any moment, and what is left of its job is no checkpoint."""
+        if self._job.generation is not None:
+            require_living(self._job.generation)
+        self._require_not_ended()
+
+    def _require_not_ended(self) -> None:
+        result = self._job.result
+        if result is not None and result.outcome is not Outcome.COMPLETED:
+            raise RunError("the part has ended; there is nothing to cut.", code="run.ended")
 
     def _call_off(self, reason: str) -> None:
         """Lets the job run on, if a cut is open."""
@@ -191,15 +211,14 @@ class PartCuts:
         self._job.set_phase(Phase.RUNNING)
 
     def _require_running(self) -> Generation:
-        generation, result = self._job.generation, self._job.result
+        generation = self._job.generation
         if generation is None or self._job.phase is not Phase.RUNNING:
             raise RunError(
                 f"the part is {self._job.phase} and does not run yet.",
                 code=RuntimeCode.STARTING,
                 remedy="Ask again once it runs.",
             )
-        if result is not None and result.outcome is not Outcome.COMPLETED:
-            raise RunError("the part has ended; there is nothing to cut.", code="run.ended")
+        self._require_not_ended()
         return generation
 
     def _require_open(self, number: int) -> _Cut:
@@ -251,7 +270,12 @@ class PartCuts:
         parts = NodeParts(
             node=NodeId.parse(job.part.node),
             ranks=tuple(
-                RankParts(rank=r, process=written.refs.get(Part.process(r)), device=written.refs.get(Part.device(r)))
+                RankParts(
+                    rank=r,
+                    process=written.refs.get(Part.process(r)),
+                    device=written.refs.get(Part.device(r)),
+                    exit_code=cut.cutter.exits.get(r),
+                )
                 for r in job.ranks
             ),
             states=sketched(states, writer),
@@ -282,11 +306,30 @@ class PartCuts:
                 written = writer.finish_parts()
             parts = NodeParts(
                 node=NodeId.parse(job.part.node),
-                ranks=tuple(RankParts(rank=rank) for rank in job.ranks),
+                ranks=tuple(
+                    RankParts(rank=rank.rank, exit_code=rank.exit.code if rank.exit is not None else None)
+                    for rank in generation.ranks
+                ),
                 states=job.states({}),
                 volume=written.refs[Part.volume()],
             )
             return _report(parts, written, created_at_ns, {})
+
+
+@dataclass(slots=True)
+class _Steps:
+    """When the job's last step was seen to end."""
+
+    count: int = 0
+    at: float | None = None
+
+    def look(self, count: int) -> None:
+        if count != self.count:
+            self.count, self.at = count, time.monotonic()
+
+    def likely_within(self, seconds: float) -> bool:
+        """Not for a script that takes no steps, or whose steps last longer: it would be waited for in vain."""
+        return self.at is not None and time.monotonic() - self.at <= seconds
 
 
 def _report(parts: NodeParts, written: WrittenParts, created_at_ns: int, ms: Mapping[str, float]) -> PartWritten:

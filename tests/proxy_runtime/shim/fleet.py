@@ -181,7 +181,9 @@ class Fleet:
             shutil.copytree(source.store_dir / packs, target.store_dir / packs, dirs_exist_ok=True)
         found = {}
         for each in written:
-            parts = [WrittenParts(_refs(other, volume=other is each), other.packs, 0) for other in written]
+            parts = [
+                WrittenParts(_refs(other, volume=other is each), other.packs, 0, _exits(other)) for other in written
+            ]
             for node in self.nodes:
                 checkpoint = node.store().assemble(self.job_id, self.epoch, header, parts).id
                 found |= {rank.rank: checkpoint for rank in each.parts.ranks}
@@ -280,6 +282,10 @@ def _refs(written: PartWritten, *, volume: bool) -> dict[Part, PartRef]:
         refs |= {Part.process(rank.rank): rank.process} if rank.process else {}
         refs |= {Part.device(rank.rank): rank.device} if rank.device else {}
     return refs | ({Part.volume(): written.parts.volume} if volume and written.parts.volume else {})
+
+
+def _exits(written: PartWritten) -> dict[int, int]:
+    return {rank.rank: rank.exit_code for rank in written.parts.ranks if rank.exit_code is not None}
 
 
 def ranks_of(part: PartClient) -> list[int]:

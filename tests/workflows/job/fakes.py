@@ -142,6 +142,7 @@ class FakeNode:
     memory_bytes: int = 0
     peak_bytes: int = 100
     sketch: tuple[str, ...] = ("parameters",)
+    stepless: bool = False
 
     def attend(self, request: AttendInput, report: Callable[[Progress], None]) -> AttendResult:
         self._meet(request.job, request.epoch, "attend", f"attend.{request.start}")
@@ -158,7 +159,7 @@ class FakeNode:
             part.paused_by_restore = part.held = False
             self.started[key] += 1
         while part.outcome is None:
-            if not part.held:
+            if not part.held and not self.stepless:
                 part.step += 1
             report(part.progress)
             threading.Event().wait(TICK_S)

@@ -263,6 +263,52 @@ async def test_a_process_that_dies_again_and_again_without_a_step_fails_the_job(
     job.check()
 
 
+async def test_checkpoints_are_progress_of_a_script_that_takes_no_steps(fleet: Fleet) -> None:
+    job = await fleet.submit(retries={"no_progress": 1})
+    node = fleet.nodes[0]
+    node.stepless = True
+    for _ in range(3):
+        await job.run_on(node.device(0))
+        await job.workflow.execute_update(Update.CHECKPOINT, {"wait": True})
+        await job.end(Outcome.LOST)
+    for _ in range(2):
+        await job.run_on(node.device(0))
+        await job.end(Outcome.LOST)
+    with pytest.raises(WorkflowFailureError) as failure:
+        await job.workflow.result()
+    assert "2 times in a row without a step of progress" in str(failure.value.cause)
+    job.check()
+
+
+@pytest.mark.parametrize("during", ["barrier.stop", "barrier.finish", "checkpoint.write.live", "checkpoint.write.full"])
+async def test_a_rank_that_dies_during_a_cut_is_in_no_checkpoint(fleet: Fleet, during: str) -> None:
+    job = await fleet.submit(ranks=2)
+    first, second, third = fleet.nodes
+    await job.run_on(first.device(0), second.device(0))
+    await job.workflow.execute_update(Update.CHECKPOINT, {"wait": True})
+    (sound,) = (await job.show()).checkpoints
+    await job.steps(second)
+    commits = fleet.troubles.calls["checkpoint.commit"]
+    held = fleet.troubles.holds[f"node-0.{during}"] = threading.Event()
+    full = during.endswith("full")
+    before = fleet.troubles.calls[f"node-0.{during}"]
+    asked = await (
+        job.workflow.start_update(Update.PREEMPT, PreemptRequest(wait=True), wait_for_stage=_ACCEPTED)
+        if full
+        else job.workflow.start_update(Update.CHECKPOINT, {"wait": True}, wait_for_stage=_ACCEPTED)
+    )
+    await until(lambda: fleet.troubles.calls[f"node-0.{during}"] > before, f"{during} is under way")
+    second.part(job.id).end(Outcome.LOST)
+    assert "lost a process on node node-1" in await refused(asked.result())
+    assert not held.is_set(), "nobody waits for the other node"
+    await job.notice(lambda notice: notice.wants == "devices" and notice.epoch == 1)
+    held.set()
+    assert fleet.troubles.calls["checkpoint.commit"] == commits
+    view = await job.run_on(first.device(0), third.device(0))
+    assert view.step == sound.step and view.checkpoints[-1].id == sound.id
+    await ends(job)
+
+
 async def test_a_damaged_checkpoint_gives_way_to_an_earlier_one(fleet: Fleet) -> None:
     job = await fleet.submit()
     first, second, _ = fleet.nodes
