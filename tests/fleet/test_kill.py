@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
-from tests.fleet.harness import ROOT, require_right, submit_gpt
+from model.job_state import JobPhase
+from tests.fleet.harness import ERGO, ROOT, require_right, submit_gpt
 
 pytestmark = pytest.mark.slow
 
@@ -91,3 +93,49 @@ def test_every_workflow_continues_as_new_under_a_running_job(fleet, tmp_path, un
     fleet.ergo("resume", job)
     view = require_right(fleet, job, tmp_path, untouched, RANKS, GPT)
     assert (view.recoveries, view.preemptions) == (0, 1)
+
+
+LONG_STEPS = """
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    time.sleep(20)
+    model(torch.ones(2, 4, device="cuda")).sum().backward()
+    optimizer.step()
+    print("step", step, flush=True)
+with open(f"ended-{rank}", "w") as file:
+    file.write(repr(model.module.weight.sum().item()))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "preempt"])
+def test_a_rank_that_is_killed_while_a_cut_waits_for_the_end_of_a_step(fleet, tmp_path, how):
+    (tmp_path / "long_steps.py").write_text(LONG_STEPS)
+    job = fleet.submit(tmp_path, "--ranks", "2", "--checkpoint-every", "3600", "long_steps.py")
+    fleet.until_step(job, 1)
+    asked = subprocess.Popen(
+        [*ERGO, how, job, "--wait"], env=fleet.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    time.sleep(5)
+    assert asked.poll() is None, "it waits for the end of the step"
+    below = [one for shim in fleet.processes("proxy_runtime.shim") for one in shim.children(recursive=True)]
+    commands = [one for one in below if one.cmdline()[1:] == ["long_steps.py"]]
+    (rank,) = [one for one in commands if one.environ().get("RANK") == "1"]
+    rank.kill()
+    said, _ = asked.communicate(timeout=60)
+    assert asked.returncode != 0, said
+    assert "killed by SIGKILL" in said or "lost a process" in said
+    view = fleet.until_phase(job, JobPhase.COMPLETED, JobPhase.FAILED)
+    assert (view.phase, view.recoveries, view.preemptions) == (JobPhase.COMPLETED, 1, 0)
+    assert [one.kind for one in view.checkpoints] == ["final"], "none was made of what was left"
+    for rank in range(2):
+        fleet.ergo("download", job, f"ended-{rank}", str(tmp_path / f"ended-{rank}"))
+        assert float((tmp_path / f"ended-{rank}").read_text()) != 0.0

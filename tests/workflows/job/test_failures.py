@@ -267,7 +267,7 @@ async def test_checkpoints_are_progress_of_a_script_that_takes_no_steps(fleet: F
     job = await fleet.submit(retries={"no_progress": 1})
     node = fleet.nodes[0]
     node.stepless = True
-    for _ in range(3):
+    for _ in range(2):
         await job.run_on(node.device(0))
         await job.workflow.execute_update(Update.CHECKPOINT, {"wait": True})
         await job.end(Outcome.LOST)
@@ -280,7 +280,15 @@ async def test_checkpoints_are_progress_of_a_script_that_takes_no_steps(fleet: F
     job.check()
 
 
-@pytest.mark.parametrize("during", ["barrier.stop", "barrier.finish", "checkpoint.write.live", "checkpoint.write.full"])
+@pytest.mark.parametrize(
+    "during",
+    [
+        "barrier.stop",
+        pytest.param("barrier.finish", marks=pytest.mark.slow),
+        pytest.param("checkpoint.write.live", marks=pytest.mark.slow),
+        "checkpoint.write.full",
+    ],
+)
 async def test_a_rank_that_dies_during_a_cut_is_in_no_checkpoint(fleet: Fleet, during: str) -> None:
     job = await fleet.submit(ranks=2)
     first, second, third = fleet.nodes
