@@ -83,8 +83,8 @@ class Retries(_Shape):
         default=3,
         ge=0,
         le=1000,
-        description="After a loss of ours, in a row without a step of progress, or without a new checkpoint where the script "
-        "takes no steps; then the job fails.",
+        description="After a loss of ours, in a row without a step of progress, or without a new checkpoint of a script "
+        "without steps; then the job fails.",
     )
 
 
@@ -98,7 +98,7 @@ class CheckpointPolicy(_Shape):
         default=30.0,
         gt=0,
         le=86_400,
-        description="How long the end of a step is waited for; then, or where the last step ended longer ago than that, "
+        description="How long the end of a step is waited for; then, or where the last one is longer ago than that, "
         "the cut is taken at once.",
     )
 

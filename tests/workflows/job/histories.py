@@ -13,10 +13,11 @@ import re
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from temporalio.client import WorkflowFailureError, WorkflowUpdateStage
+from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError, WorkflowUpdateStage
 from temporalio.testing import WorkflowEnvironment
 
 from infra.converter import DATA_CONVERTER
@@ -140,12 +141,38 @@ async def resized(fleet: Fleet) -> Handle:
     return job
 
 
+async def lost_in_a_cut(fleet: Fleet) -> Handle:
+    """A rank dies while another node is held for a cut; of a script without steps, whose checkpoints are progress."""
+    job = await fleet.submit(ranks=2, job="lost-in-a-cut", retries={"no_progress": 1})
+    first, second, third = fleet.nodes
+    for node in fleet.nodes:
+        node.stepless = True
+    await job.run_on(first.device(0), second.device(0))
+    for _ in range(2):
+        await job.workflow.execute_update(Update.CHECKPOINT, {"wait": True})
+        held = fleet.troubles.holds["node-0.barrier.finish"] = threading.Event()
+        calls = fleet.troubles.calls["node-0.barrier.finish"]
+        asked = await job.workflow.start_update(
+            Update.CHECKPOINT, {"wait": True}, wait_for_stage=WorkflowUpdateStage.ACCEPTED
+        )
+        await until(lambda calls=calls: fleet.troubles.calls["node-0.barrier.finish"] > calls, "it is under way")
+        await job.end(Outcome.LOST)
+        with contextlib.suppress(WorkflowUpdateFailedError):
+            await asked.result()
+        held.set()
+        await job.run_on(first.device(0), third.device(0))
+    await job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    return job
+
+
 SCENARIOS: dict[str, Callable[[Fleet], Awaitable[Handle]]] = {
     "life": life,
     "node-lost": node_lost,
     "failure": failure,
     "renewed": renewed,
     "resized": resized,
+    "lost-in-a-cut": lost_in_a_cut,
 }
 
 
