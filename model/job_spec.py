@@ -83,7 +83,7 @@ class Retries(_Shape):
         default=3,
         ge=0,
         le=1000,
-        description="After a loss of ours, in a row without a step of progress, or without a new checkpoint of a script "
+        description="After a loss of ours, in a row without a step of progress, or a new checkpoint of a script "
         "without steps; then the job fails.",
     )
 
