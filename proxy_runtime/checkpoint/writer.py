@@ -287,9 +287,10 @@ class CheckpointWriter:
         if strangers:
             raise ValueError(f"{strangers[0]} does not exist in a job of {header.world_size} ranks.")
         written = WrittenParts(refs, tuple(packs), self._chunks.stored_bytes, exits or {})
-        if exits is not None and (why := why_over(written.ranks, header.pack)):
+        manifest = seal_manifest(self._layout, self._job, self._epoch, header, written)
+        if exits is not None and (why := why_over(manifest.ranks, header.pack)):
             raise ValueError(f"{why}.")
-        return seal_manifest(self._layout, self._job, self._epoch, header, written)
+        return manifest
 
     def _publish(self, manifest: Manifest, head: Head | None) -> None:
         layout = self._layout

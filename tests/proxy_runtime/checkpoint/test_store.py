@@ -355,3 +355,22 @@ def test_no_descriptor_and_no_thread_is_left(store: Store, make_header: Header, 
 def test_a_file_that_is_not_there_is_named(store: Store, tmp_path: Path) -> None:
     with store.begin("job", 1) as writer, pytest.raises(CheckpointError, match=r"pages-1\.img: No such file"):
         writer.add_file(Part.process(0), "pages-1.img", tmp_path / "pages-1.img")
+
+
+def test_a_rank_without_a_process_is_committed_only_where_it_has_exited_with_0(
+    store: Store, make_header: Header, tmp_path: Path
+) -> None:
+    def commit(exits: dict[int, int]) -> str:
+        with store.begin("job", 1) as writer:
+            writer.add_bytes(Part.process(0), "core", b"image")
+            return writer.commit(make_header(2), exits)
+
+    for exits in ({}, {1: 1}, {1: 137}):
+        with pytest.raises(CheckpointError, match="rank 1 has no process in it"):
+            commit(exits)
+    with pytest.raises(CheckpointError, match="is missing"):
+        store.read("HEAD", "job")
+    kept = store.read(commit({1: 0}), "job")
+    assert [rank.exit_code for rank in kept.manifest.ranks] == [None, 0]
+    copy = store.export(kept, tmp_path / "copy")
+    assert [rank.exit_code for rank in copy.manifest.ranks] == [None, 0]
