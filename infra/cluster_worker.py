@@ -19,7 +19,7 @@ from activities.cluster import ClusterActivities
 from events.producer import EventProducer
 from events.types import JobPhaseChanged, JobPhaseChangedData
 from infra.ends import Ends
-from infra.housekeeping import keep_house
+from infra.housekeeping import EndedJobs, keep_house
 from infra.job_worker import workflow_runner
 from infra.observer import Observer
 from infra.settings import Settings
@@ -28,6 +28,7 @@ from model.control import JobNotice, OpenJobInput
 from model.ids import EventId, Sequence
 from model.job_state import JobPhase
 from model.names import CLUSTER_TASK_QUEUE
+from proxy_runtime.storage.garbage import LAST_S
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -107,7 +108,10 @@ async def work(settings: Settings, over: asyncio.Event) -> None:
                 )
                 _log.info("works", queue=CLUSTER_TASK_QUEUE, cluster=settings.cluster)
                 worker = cluster_worker(client, activities)
-                observing, sweeping = asyncio.create_task(observer.run()), asyncio.create_task(keep_house(fleet))
+                last_s = LAST_S if settings.keep_last_s is None else settings.keep_last_s
+                ended = EndedJobs(client, fleet).find
+                observing = asyncio.create_task(observer.run())
+                sweeping = asyncio.create_task(keep_house(fleet, ended, last_s=last_s))
                 try:
                     await until_over(over, worker, observing)
                 finally:

@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +64,7 @@ class AgentOptions:
         devices: number of CPU accelerators.
         bind: address to listen on and to tell the other nodes.
         lease_s: seconds without a renewal after which the node counts as lost.
+        free_bytes: with fewer on its disk no checkpoint is begun.
         end_jobs: on SIGTERM its jobs are ended as well, and the record says that the node has left.
     """
 
@@ -73,6 +74,7 @@ class AgentOptions:
     bind: str = "127.0.0.1"
     lease_s: float = 10.0
     end_jobs: bool = False
+    free_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -112,7 +114,12 @@ class NodeAgent:
         record, same = await asyncio.to_thread(claim, self.fleet, wanted, options.directory)
         structlog.contextvars.bind_contextvars(node=str(record.node))
         runtime = LocalNodeRuntime(
-            record.node, options.directory, self.fleet, host=options.bind, devices=record.devices
+            record.node,
+            options.directory,
+            self.fleet,
+            host=options.bind,
+            devices=record.devices,
+            free_bytes=options.free_bytes,
         )
         if not same:
             await asyncio.to_thread(runtime.end_everything, "Another incarnation of the node begins.")
@@ -163,10 +170,11 @@ class NodeAgent:
     async def _work_with(self, client: Client, record: NodeRecord, runtime: LocalNodeRuntime) -> None:
         from temporalio.worker import Worker
 
-        def tidy() -> None:
-            runtime.storage.tidy({part.job for part in runtime.parts.all()})
-
         fates = TemporalFates(client)
+
+        def tidy() -> None:
+            runtime.tidy(lambda job: fates.closed(job) is not None)
+
         activities = NodeActivities(runtime, fates, runtime.transferred)
         with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="activity") as executor:
             worker = Worker(
@@ -235,7 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
 async def _serve(options: AgentOptions) -> int:
     settings = Settings.load()
     agent = NodeAgent(
-        options,
+        replace(options, free_bytes=settings.free_bytes),
         settings.fleet_store(),
         settings.cluster,
         lambda: settings.connect_temporal(identity=f"node-agent/{options.name}"),

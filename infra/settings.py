@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -19,6 +19,7 @@ from events.connection import KafkaConnection
 from infra.fleet_file import FleetFile
 from model.codec import faults_of
 from model.errors import Fault, ModelError
+from model.units import parse_bytes
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.home import ergo_home
 
@@ -57,6 +58,10 @@ class Settings(BaseSettings):
         cluster: whose scheduler jobs of this fleet belong to.
         store_url: the fleet's bucket, ``file:///…``, ``s3://…``, ``gs://…`` or ``az://…``.
         secret_file: 32 bytes from which the keys of all tenants are derived.
+        free_bytes: what has to stay free on a node's disk, and on that of a store that is a directory: a number of
+            bytes, or such as ``16GiB``. With less no checkpoint is begun; 0: none is refused.
+        keep_last_s: seconds for which the last checkpoint stays of a job that has ended without keeping its directory;
+            None: `garbage.LAST_S`.
         kafka_bootstrap_servers: ``host:port``, comma-separated. The other `kafka_` attributes are what kafka-python
             calls by these names; passwords are never shown.
     """
@@ -67,6 +72,8 @@ class Settings(BaseSettings):
     cluster: str = Field(default="local", pattern=r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$")
     store_url: str | None = None
     secret_file: Path | None = None
+    free_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)] = 1 << 30
+    keep_last_s: float | None = Field(default=None, ge=0)
     kafka_bootstrap_servers: str | None = None
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     kafka_sasl_mechanism: str | None = None

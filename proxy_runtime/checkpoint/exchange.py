@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,9 @@ from proxy_runtime.checkpoint.layout import Layout
 from proxy_runtime.checkpoint.merkle import CHUNK_REF, ZERO_ID, Hasher
 from proxy_runtime.checkpoint.pack import SUSPECT_SUFFIX, read_index
 from proxy_runtime.checkpoint.parts import parse_tree
+
+SETTLED_S = 60.0
+"""How long at least stays what was written: whoever has just written it may still be about to say so."""
 
 
 class Exchange:
@@ -35,6 +38,11 @@ class Exchange:
         self._layout.files.make_dir(folder)
         with locks.held(self._layout.lock, shared=True):
             yield
+
+    def touch(self, packs: Iterable[str]) -> None:
+        """Says that packs are used again: none of them goes for its age now."""
+        for pack in packs:
+            self._layout.files.touch(self.path(pack))
 
     def path(self, pack: str) -> Path:
         """File of a pack that is here."""
@@ -115,17 +123,25 @@ class Exchange:
         """Jobs of which a checkpoint's manifest is here."""
         return self._layout.jobs()
 
-    def retain(self, job: str, keep: Collection[CheckpointId], min_age_s: float, now_s: float) -> tuple[int, int]:
-        """Removes a job's other checkpoints, and then the packs that no checkpoint of any job names.
+    def retain(
+        self,
+        keep: Mapping[JobId, Collection[CheckpointId]],
+        min_age_s: float,
+        now_s: float,
+        *,
+        over: Collection[JobId] = (),
+    ) -> tuple[int, int]:
+        """Removes other checkpoints of some jobs, and then the packs that no checkpoint of any job names.
 
         Unlike :meth:`Store.gc` it moves no chunks, so that the packs are the same on all nodes, and it does not mind
         packs that were never here.
 
         Args:
-            job: the job.
-            keep: its checkpoints that stay.
-            min_age_s: packs and checkpoints that came or were used again within so many seconds stay.
+            keep: the jobs, and their checkpoints that stay.
+            min_age_s: packs and checkpoints that came or were used again within so many seconds stay: a node may still
+                have to push what it has written, or restore what it has pulled.
             now_s: seconds since 1970.
+            over: jobs that will never do that again: of what only they have named just the last minute stays.
 
         Returns:
             Packs removed, and their bytes.
@@ -135,16 +151,22 @@ class Exchange:
         """
         layout = self._layout
         young = now_s - min_age_s
+        settled = now_s - min(min_age_s, SETTLED_S)
         with locks.held(layout.lock, shared=False):
-            for checkpoint in layout.manifests(JobId(job)):
-                path = layout.manifest(JobId(job), checkpoint)
-                if checkpoint not in keep and path.stat().st_mtime < young:
+            let_go: set[str] = set()
+            for job, kept in keep.items():
+                for checkpoint in layout.manifests(job):
+                    path = layout.manifest(job, checkpoint)
+                    if checkpoint in kept or path.stat().st_mtime >= (settled if job in over else young):
+                        continue
+                    if job in over:
+                        let_go.update(layout.read_manifest(job, checkpoint).packs)
                     layout.files.unlink(path)
             live = {p for j in layout.jobs() for c in layout.manifests(j) for p in layout.read_manifest(j, c).packs}
             dropped = size = 0
             for path in layout.packs.glob("*.pack"):
                 info = path.stat()
-                if path.stem not in live and info.st_mtime < young:
+                if path.stem not in live and info.st_mtime < (settled if path.stem in let_go else young):
                     layout.files.unlink(path)
                     layout.files.unlink(path.with_suffix(SUSPECT_SUFFIX))
                     dropped, size = dropped + 1, size + info.st_size

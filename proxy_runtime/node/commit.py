@@ -66,7 +66,7 @@ class Committer:
             self.fleet.commit_checkpoint(record.job, record.epoch, manifest.root, step)
         clock.lap("commit")
         # The job may stand still for this commit, and whoever reads the store can hold up its cleaning.
-        threading.Thread(target=self._retain, name="retain", daemon=True).start()
+        threading.Thread(target=self._retain, args=(parts, volume), name="retain", daemon=True).start()
         refs = [ref for rank in manifest.ranks for ref in (rank.process, rank.device)] + [manifest.volume]
         return CheckpointResult(
             checkpoint=manifest.root,
@@ -106,9 +106,10 @@ class Committer:
             parent=parent,
         )
 
-    def _retain(self) -> None:
+    def _retain(self, parts: Sequence[NodeParts], volume: NodeParts | None) -> None:
         """Keeps the newest checkpoints of the job; what goes wrong with that harms nobody now."""
         try:
+            checkpoints.settle(self.fleet, self.store.tenant, [*parts, *([volume] if volume is not None else [])])
             garbage.retain(self.fleet, self.record.job, self.record.spec.checkpoint.keep, store=self.store)
         except ErgoError as error:
             _log.warning("old checkpoints were not removed", job=str(self.record.job), error=str(error))

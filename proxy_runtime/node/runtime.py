@@ -77,6 +77,7 @@ class LocalNodeRuntime:
         device_kind: torch device type that proxies execute on.
         threads: threads a device.
         python: interpreter that ``python`` in a job's command stands for.
+        free_bytes: with fewer on the disk no checkpoint is begun.
     """
 
     def __init__(
@@ -90,11 +91,13 @@ class LocalNodeRuntime:
         device_kind: str = "cpu",
         threads: int = 1,
         python: str = sys.executable,
+        free_bytes: int = 0,
     ) -> None:
         self.node = node
         self.directory = directory
         self._fleet = fleet
         self._python = python
+        self._free_bytes = free_bytes
         self.storage = Storage(fleet, directory / "store")
         names = tuple("/".join(device.id.path) for device in devices)
         self._memory = {device.id: device.memory_bytes for device in devices}
@@ -138,6 +141,7 @@ class LocalNodeRuntime:
             part = self._part(request.job, request.epoch)
             client, cut, limit = part.client, request.cut, request.deadline_s
             if request.phase == "stop":
+                self.storage.make_room(self._here(), self._free_bytes)
                 at, prefer = request.at_step, request.prefer_step_s
                 return client.stop_queues(cut, at_step=at, prefer_step_s=prefer, deadline_s=limit)
             if request.phase == "finish":
@@ -230,6 +234,21 @@ class LocalNodeRuntime:
             PartClient(layout).end()
         self._ledger.forget_epochs()
         self._volumes.keep_only(())
+
+    def tidy(self, has_ended: Callable[[JobId], bool]) -> None:
+        """Removes what is of no use to the jobs that are here.
+
+        Args:
+            has_ended: whether a job that is not here has ended for good.
+
+        Raises:
+            ErgoError: a store does not answer, or is damaged.
+        """
+        if size := self.storage.tidy(self._here(), has_ended=has_ended):
+            _log.info("tidied", bytes=size)
+
+    def _here(self) -> set[JobId]:
+        return {part.job for part in self.parts.all()}
 
     def freeze(self, frozen: bool) -> None:
         """Holds, or lets go on, the jobs that must not run while their node is cut off."""
@@ -396,7 +415,7 @@ class LocalNodeRuntime:
         kind = "full" if request.kind == "suspend" else request.kind
         written = part.client.write(request.cut, kind, deadline_s=request.deadline_s)
         clock.lap("write")
-        pushed = self.storage.push(part.record.spec.tenant, written)
+        pushed = self.storage.push(part.record.spec.tenant, written, (part.job, part.epoch))
         clock.lap("push")
         return CheckpointResult(
             parts=pushed,

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from obstore import exceptions
 from obstore.store import ObjectStore, from_url
 
-from proxy_runtime.checkpoint.files import Files
+from proxy_runtime.checkpoint.files import Files, free_bytes
 from proxy_runtime.checkpoint.sparse import copy as copy_sparse
 from proxy_runtime.storage.errors import ADDRESS, StorageError, from_store_error
 
@@ -114,6 +114,10 @@ class Bucket:
             result = self._store.get(key, options={"range": (start, start + length)})
             for piece in result.stream(min_chunk_size=_PART_BYTES):
                 yield memoryview(piece)
+
+    def free_bytes(self) -> int | None:
+        """Bytes that may still be written to a directory; None for what has no bounds that we know."""
+        return None if self._root is None else free_bytes(self._root)
 
     def look(self, key: str) -> Found | None:
         """What is known of an object; None where there is none."""

@@ -11,12 +11,21 @@ from dataclasses import dataclass
 
 import stamina
 
+from model.ids import Epoch, JobId
 from model.manifest import Manifest, ManifestHeader, PartRef, Tree
 from model.runtime import NodeParts
 from proxy_runtime.checkpoint import Part, Store, WrittenParts
 from proxy_runtime.checkpoint.parts import parse_tree
 from proxy_runtime.storage import documents, receiving
-from proxy_runtime.storage.documents import SWEEP_LIMIT_S, CheckpointDocument, Condemned, PackSize, PartsDocument, Share
+from proxy_runtime.storage.documents import (
+    SWEEP_LIMIT_S,
+    CheckpointDocument,
+    Condemned,
+    PackSize,
+    PartsDocument,
+    Share,
+    Writer,
+)
 from proxy_runtime.storage.errors import BUSY, StorageError, missing
 from proxy_runtime.storage.fleet import FleetStore
 from proxy_runtime.storage.sources import Source
@@ -46,6 +55,7 @@ def push(
     parts: NodeParts,
     packs: Sequence[str],
     *,
+    of: tuple[JobId, Epoch] | None = None,
     stored_bytes: int = 0,
     progress: Progress | None = None,
     parallel: int = 4,
@@ -57,6 +67,7 @@ def push(
         store: the node's, where the packs are.
         parts: what was written.
         packs: the packs that hold it, as `WrittenParts.packs` says.
+        of: the job and the epoch that write it; what they leave behind goes the sooner.
         stored_bytes: what it added to the node's store.
         progress: told of bytes.
         parallel: packs at a time.
@@ -66,12 +77,13 @@ def push(
         CheckpointError: a part is not in the node's store.
     """
     tenant, exchange = store.tenant, store.exchange
+    exchange.touch(packs)  # a push that is repeated after an outage must still find them
     sizes = [(pack, exchange.path(pack).stat().st_size) for pack in packs]
     volume_packs: list[str] = []
     if parts.volume is not None:
         volume_packs = exchange.packs_of(parts.volume)
     document = PartsDocument(
-        node=str(parts.node),
+        node=str(parts.node if of is None else Writer(str(parts.node), *of)),
         packs=tuple(sizes),
         volume_packs=tuple(volume_packs),
         tree=parts.volume,
@@ -163,6 +175,20 @@ def assemble(
     )
     documents.write(fleet.bucket, documents.manifest_key(store.tenant, manifest.root), document)
     return manifest
+
+
+def settle(fleet: FleetStore, tenant: str, parts: Sequence[NodeParts]) -> None:
+    """Notes that a checkpoint of these parts is committed, so that they keep their packs no longer than a retry needs.
+
+    Raises:
+        StorageError: the bucket does not answer.
+    """
+    for part in parts:
+        key = documents.parts_key(tenant, part)
+        document = documents.read(fleet.bucket, key, PartsDocument)
+        if document is not None and (writer := document.writer) is not None and not writer.committed:
+            settled = document.model_copy(update={"node": str(writer._replace(committed=True))})
+            documents.write(fleet.bucket, key, settled)
 
 
 def read_checkpoint(fleet: FleetStore, tenant: str, checkpoint: str) -> CheckpointDocument:

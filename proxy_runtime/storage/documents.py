@@ -10,12 +10,12 @@ tenants/T/condemned.json               packs that are just being removed
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from model.ids import CheckpointId
+from model.ids import CheckpointId, Epoch, JobId
 from model.manifest import Manifest, PartRef
 from model.runtime import NodeParts
 from proxy_runtime.storage.blobs import Bucket
@@ -35,8 +35,26 @@ class Document(BaseModel):
     version: Literal[1] = 1
 
 
+class Writer(NamedTuple):
+    """Who has written parts: a node for an epoch of a job, and whether their checkpoint is committed."""
+
+    node: str
+    job: JobId
+    epoch: Epoch
+    committed: bool = False
+
+    def __str__(self) -> str:
+        return " ".join([self.node, self.job, str(int(self.epoch)), *[_COMMITTED] * self.committed])
+
+
+_COMMITTED = "committed"
+
+
 class PartsDocument(Document):
-    """What one node has written; ``volume_packs`` are those of ``packs`` that hold its volume, ``tree`` its list."""
+    """What one node has written; ``volume_packs`` are those of ``packs`` that hold its volume, ``tree`` its list.
+
+    ``node`` says who has: a `Writer`, or only the node, where no job has (or an older build).
+    """
 
     format: Literal["ergosphere/parts"] = "ergosphere/parts"
     node: str
@@ -44,6 +62,14 @@ class PartsDocument(Document):
     volume_packs: tuple[str, ...] = ()
     tree: PartRef | None = None
     stored_bytes: int = 0
+
+    @property
+    def writer(self) -> Writer | None:
+        """Who has written it, where a job has and that is known."""
+        node, *rest = self.node.split(" ")
+        if len(rest) not in (2, 3) or not rest[1].isdecimal():
+            return None
+        return Writer(node, JobId(rest[0]), Epoch(int(rest[1])), rest[2:] == [_COMMITTED])
 
 
 class Share(Document):

@@ -102,6 +102,10 @@ class FleetStore:
         """Whether a run may publish events of a generation."""
         return self.heads.holds_generation(job, workflow_run, generation)
 
+    def tenants(self) -> list[str]:
+        """Those who have jobs, sorted."""
+        return sorted({str(head.tenant) for head in self.heads.read_all()})
+
     def head(self, job: str) -> JobHead | None:
         """A job's head; None before it was opened."""
         return self.heads.read(job)

@@ -153,6 +153,21 @@ class Heads:
 
         self._update(job, change)
 
+    def let_go(self, job: str, generation_run: str) -> bool:
+        """Forgets the newest checkpoint of a job that has ended, before it is removed: after a reset it begins anew.
+
+        Returns:
+            Whether it is forgotten: not where another run than `generation_run` holds the generation.
+        """
+
+        def change(head: JobHead) -> JobHead | None:
+            if head.generation_run != generation_run or head.checkpoint is None:
+                return None
+            return head.model_copy(update={"checkpoint": None, "checkpoint_epoch": Epoch(0), "step": Step(0)})
+
+        head = self._update(job, change)
+        return head.generation_run == generation_run and head.checkpoint is None
+
     def holds_generation(self, job: str, workflow_run: str, generation: Generation) -> bool:
         """Whether a run may publish events of a generation."""
         head = self.read(job)

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 import structlog
 from pathspec import GitIgnoreSpec
 
-from model.ids import CheckpointId, NodeId
+from model.ids import CheckpointId, Epoch, JobId, NodeId
 from model.manifest import Manifest, PartRef, Tree, TreeEntry, encode_path
 from model.runtime import NodeParts
 from proxy_runtime.checkpoint import Part, Store, volume
@@ -169,7 +169,7 @@ def join_volumes(
             writer.add_entry(Part.volume(), entry, list(CHUNK_REF.iter_unpack(base64.b64decode(entry.chunks))))
         written = writer.finish_parts()
     joined = NodeParts(parts[0].node, (), (), written.volume)
-    push(fleet, store, joined, written.packs)
+    push(fleet, store, joined, written.packs, of=(JobId(job), Epoch(epoch)))
     return joined, merged.warnings
 
 
