@@ -86,13 +86,15 @@ def cancel(job: LiveJob, wait: Wait = False, reason: Reason = "") -> None:
 
 
 def _ask(job: str, update: Update, request: object, *, wait: bool, node: str | None = None) -> None:
+    from cli.fleet.awaiting import answered
     from cli.fleet.client import call
 
     async def main(fleet: Fleet) -> OperationResult:
         if node is not None:
             await check_node(fleet, node)
         await _check_alive(fleet, job, update)
-        answer = await fleet.ask(job, update, request)
+        asked = fleet.ask(job, update, request)
+        answer = await (answered(fleet, job, asked) if wait else asked)
         return await _until_running(fleet, job, answer) if wait and update is Update.RESUME else answer
 
     answer = call(main)

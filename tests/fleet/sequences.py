@@ -16,7 +16,7 @@ from tests.fleet.torture import Torture
 
 RANKS = 4
 SCRIPTS = ROOT / "tests" / "proxy_runtime" / "device" / "splice"
-BUSY = ("ask again when that is done", "is asked to", "is busy", "only a running one")
+BUSY = ("ask again when that is done", "is asked to", "sk again when it runs", "only a running one")
 """What a job says that is not free for an operation: a checkpoint of its own, a wish of the scheduler's, a recovery."""
 
 

@@ -65,7 +65,7 @@ async def on_node(
         attempts: how many.
         urgent: goes on even where the operation should give way: it puts something back in order.
         patient: gives way only where the record has to be opened again, not to a cancellation.
-        moot: says why the operation has no purpose any more, because the job does not run on; else empty.
+        moot: says in a sentence why the operation has no purpose any more, the job not running on; else empty.
 
     Raises:
         OperationFailed: `NodeLost`, `Interrupted`, `Fenced`, or another.
@@ -202,7 +202,7 @@ async def _outcome(
         if node is not None and job.is_lost(node):
             raise NodeLost(node)
         if moot is not None and (why := moot()) and not job.interrupted:
-            raise OperationFailed(f"The job has ended meanwhile: {why}", code="job.over")
+            raise OperationFailed(why, code="job.over")
         raise Interrupted(job.cancel or job.reopen, code="job.interrupted")
     try:
         return handle.result()

@@ -14,7 +14,7 @@ from model.job_state import JobPhase
 from model.requests import OperationResult
 from model.runtime import Outcome, RuntimeCode
 from model.units import counted
-from workflows.job import checkpoint, finish, parts, recover, start
+from workflows.job import answers, checkpoint, finish, parts, recover, start
 from workflows.job.core import Job, Request, later
 from workflows.job.errors import Fenced, Interrupted, NodeLost, OperationFailed
 from workflows.job.migrate import migrate, prepare_resize
@@ -182,7 +182,7 @@ async def _directed(job: Job, directive: Directive) -> None:
         "resize": phase is JobPhase.RUNNING and (request is not None or state.move is None),
     }
     if not possible.get(directive.action, False) or backlog:
-        why = backlog or f"The job is {phase}{' and held' if state.held else ''}."
+        why = backlog or _impossible(job, moves=moves, asked=request is not None)
         job.note(f"{directive.action} not done", why)
         job.dirty = True  # the scheduler believes otherwise
         if request is not None:
@@ -222,6 +222,16 @@ async def _directed(job: Job, directive: Directive) -> None:
         _moved(job, request, None)
 
 
+def _impossible(job: Job, *, moves: bool, asked: bool) -> str:
+    """Why a directive cannot be done; where a person has `asked` for it, with what to do."""
+    state = job.state
+    if moves and state.phase is JobPhase.RUNNING:
+        return answers.under_way(job)
+    if moves and asked:
+        return answers.not_running(job, "moved or resized")
+    return f"The job is {state.phase}{' and held' if state.held else ''}."
+
+
 async def _requested(job: Job, request: Request) -> None:
     state = job.state
     why = request.reason or "A person asked for it."
@@ -237,7 +247,7 @@ async def _requested(job: Job, request: Request) -> None:
             message = "It waits for devices."
         else:
             if state.phase is not JobPhase.RUNNING:
-                raise OperationFailed(f"The job is {state.phase}: only a running one has a state to keep.")
+                raise OperationFailed(answers.not_running(job, "kept in a checkpoint"))
             await _checkpoint(job)
             if request.reason:
                 job.note("checkpoint", request.reason)
@@ -261,7 +271,7 @@ async def _prepared(job: Job, request: Request) -> None:
             raise OperationFailed(refused, code="job.backlog")
         await prepare_resize(job, request)
     except OperationFailed as error:
-        request.refused = error
+        request.refused = answers.advised(job, request, error)
         raise
     finally:
         job.doing = None
@@ -310,7 +320,7 @@ def _moved(job: Job, request: Request | None, error: OperationFailed | None) -> 
         done = f"It runs on {counted(job.width, 'device')}." if request.width else "It runs at its new place."
         request.result = OperationResult(job.state.phase, done, job.state.checkpoint)
     else:
-        request.refused = error
+        request.refused = answers.advised(job, request, error)
 
 
 def refuse(request: Request, why: str) -> None:

@@ -8,6 +8,13 @@ from temporalio.exceptions import TimeoutError as TimedOut
 from model.ids import NodeId
 from model.runtime import RuntimeCode
 
+_TIMEOUTS = {
+    "heartbeat": "its agent is gone or hangs; `ergo fleet` tells whether the node is there",
+    "schedule-to-start": "no agent took it up; `ergo fleet` tells whether the node is there",
+    "start-to-close": "it took longer than it may; the agent's log tells what it was at",
+    "schedule-to-close": "it was tried until time was over; the log of who should have answered tells more",
+}
+
 
 class OperationFailed(Exception):
     """A step of an operation failed.
@@ -52,5 +59,7 @@ def of_activity(error: ActivityError, where: str) -> OperationFailed:
         return OperationFailed(f"{where}: {message}", code=code)
     if isinstance(cause, TimedOut):
         kind = cause.type.name.lower().replace("_", "-") if cause.type is not None else "time"
-        return OperationFailed(f"{where} did not answer in time ({kind}).", code=f"job.timeout.{kind}")
+        return OperationFailed(
+            f"{where} did not answer in time: {_TIMEOUTS.get(kind, kind)}.", code=f"job.timeout.{kind}"
+        )
     return OperationFailed(f"{where}: {cause or error}", code="job.failed-step")

@@ -15,9 +15,10 @@ from model.errors import ModelError
 from model.ids import CheckpointId, NodeId
 from model.job_state import JobPhase
 from model.placement import Placement, check_placement
+from model.requests import OperationResult
 from model.splicing import check_fit, check_width, placed
 from model.units import counted
-from workflows.job import checkpoint, parts, start
+from workflows.job import answers, checkpoint, parts, start
 from workflows.job.core import Job, Request, placement_of
 from workflows.job.errors import Fenced, OperationFailed
 from workflows.job.preempt import runs_on
@@ -35,11 +36,18 @@ FRESH = timedelta(seconds=30)
 async def prepare_resize(job: Job, request: Request) -> None:
     """Looks whether a person's wish for another width can be had, by a cut, and tells the scheduler of it.
 
+    One for the width that the job has by now is kept: it asks for no other from then on.
+
     Raises:
         OperationFailed: it cannot be.
     """
     if job.state.phase is not JobPhase.RUNNING:
-        raise OperationFailed(f"The job is {job.state.phase}: only a running one can be resized.", code="job.refused")
+        raise OperationFailed(answers.not_running(job, "resized"), code="job.refused")
+    if request.width == job.width and workflow.patched("wish-kept"):
+        job.state.asked_width, job.dirty = request.width, True
+        kept = f"It runs on {counted(request.width, 'device')}, and asks for no other number from now on."
+        request.result = OperationResult(job.state.phase, kept, job.state.checkpoint)
+        return
     job.operation = "resize: look at how the ranks hang together"
     await _measured(job)
     check_resize(job, request.width)

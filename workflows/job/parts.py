@@ -127,6 +127,14 @@ def over(job: Job) -> str:
     return f"its ranks on {', '.join(part.node.name for part in done)} have ended." if done else ""
 
 
+def moot(job: Job) -> str:
+    """Why what is made ready for the job has no purpose any more: it is lost where it is, or has ended; else empty."""
+    if found := _cut_short(job):
+        return found.message
+    why = over(job)
+    return f"The job has ended meanwhile: {why}" if why else ""
+
+
 async def end_epoch(job: Job, reason: str, *, grace_s: float = 0.0) -> None:
     """Ends what the job has on its nodes; one that has not answered is asked again before the next epoch begins."""
     state = job.state

@@ -157,7 +157,7 @@ async def bring(
             story=story,
             limit_s=TRANSFER_S,
             attempts=1 if once else 5,
-            moot=(lambda: parts.over(job)) if once else None,
+            moot=(lambda: parts.moot(job)) if once else None,
         )
 
     await each(placement.nodes, transfer)

@@ -30,7 +30,7 @@ from model.requests import (
 from model.runtime import SharingNotice
 from model.splicing import check_width
 from model.units import counted
-from workflows.job import driver, outbox, recover, sharing, telling
+from workflows.job import answers, driver, outbox, recover, sharing, telling
 from workflows.job.core import Job, Request, keep_last
 from workflows.job.state import KEPT_DECISIONS, KEPT_LOST, JobState, MoveRequest
 from workflows.job.views import details, view
@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 ANSWER = timedelta(seconds=120)
 """How long a request to move waits for the scheduler's answer."""
+
+_MOVED = (JobPhase.MOVING, JobPhase.RESIZING)
 
 TURN = timedelta(milliseconds=1)
 """The shortest timer: an update goes on in the next task of the workflow."""
@@ -281,15 +283,17 @@ class JobWorkflow:
             raise _refusal(str(error), error.code) from error
         if not spec.min_width <= width <= spec.widest:
             raise _refusal(f"By its specification the job runs on {_between(spec.min_width, spec.widest)}.")
-        self._running("resized")
-        self._not_moving()
+        by_scheduler = job.moving is None and (job.state.move is not None or job.state.phase in _MOVED)
+        if by_scheduler:  # the wish is looked at when that is done
+            self._no_backlog()
+        else:
+            self._running("resized")
+            self._not_moving()
         for other in (*job.requests, job.doing):
             if other is not None:
                 raise _refusal(f"The job is asked to {other.kind} already: ask again when that is done.")
-        if job.operation:
-            raise _refusal(f"The job is busy ({job.operation}): ask again when that is done.")
-        if width == job.width:
-            raise _refusal(f"The job runs on {counted(width, 'device')} already.")
+        if width == job.width == job.asked and not by_scheduler:
+            raise _refusal(answers.runs_there(job))
 
     @workflow.update(name=Update.CANCEL.value, description="End the job for good.")
     async def cancel(self, request: Any = None) -> OperationResult:
@@ -367,10 +371,8 @@ class JobWorkflow:
             self._job.dirty = True
 
     def _not_moving(self) -> None:
-        asked, move = self._job.moving, self._job.state.move
-        if move is not None:
-            what = f"run on {counted(move.width, 'device')}" if move.width else f"move to {move.to}"
-            raise _refusal(f"The job is {'asked' if asked is not None else 'about'} to {what} already.")
+        if why := answers.under_way(self._job):
+            raise _refusal(why)
 
     def _not_ended(self) -> None:
         if self._fault or self._job.state.phase.ended:
@@ -385,9 +387,10 @@ class JobWorkflow:
     def _running(self, what: str) -> None:
         self._not_ended()
         self._no_backlog()
-        phase = self._job.state.phase
-        if phase is not JobPhase.RUNNING:
-            raise _refusal(f"The job is {phase}: only a running one can be {what}.")
+        if self._job.state.phase is not JobPhase.RUNNING:
+            raise _refusal(answers.not_running(self._job, what))
+        if why := answers.on_its_way_out(self._job, what):
+            raise _refusal(why)
 
 
 def _read(shape: type[T], request: Any) -> T:

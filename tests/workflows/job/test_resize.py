@@ -14,7 +14,7 @@ from model.control import JobView
 from model.ids import DeviceId
 from model.job_state import JobPhase
 from model.names import Update
-from model.requests import PreemptRequest, ResizeRequest
+from model.requests import OperationResult, PreemptRequest, ResizeRequest
 from model.runtime import Outcome, RuntimeCode
 from tests.workflows.job.fleet import Fleet, Handle, ends, refused, until
 
@@ -128,12 +128,29 @@ async def test_a_participant_dies_in_the_middle_of_it(fleet: Fleet) -> None:
     fleet.troubles.want("restore", RuntimeCode.UNSUITABLE)
     asyncio.get_running_loop().call_later(0.3, killed)
     why, _ = await resize(job, 2)
-    assert why
+    assert "sk again when it runs" in why and "has ended" not in why
     view = await job.phase(JobPhase.QUEUED)
+    again = await refused(job.workflow.execute_update(Update.RESIZE, {"devices": 2}))
+    assert "The job is queued" in again and "Ask again when it runs." in again
     assert view.recoveries == 1
     fleet.troubles.none()
     notice = await job.notice(lambda notice: notice.wants == "devices")
     assert notice.demand.max_width == 4, "it goes on at its old width"
+    await job.run_on(*devices(fleet, 4))
+    await ends(job)
+
+
+async def test_a_rank_killed_while_a_resize_is_made_ready_is_no_end(fleet: Fleet) -> None:
+    job = await four(fleet)
+    held = fleet.troubles.holds["transfer.ahead"] = threading.Event()
+    asked = asyncio.ensure_future(resize(job, 2))
+    await until(lambda: fleet.troubles.calls["transfer.ahead"] > 0, "it is made ready")
+    fleet.nodes[1].part(job.id).end(Outcome.LOST)
+    why, _ = await asked
+    held.set()
+    assert "The job lost a process on node node-1. The job goes on from its newest checkpoint by itself" in why
+    assert "but not on 2 devices: ask again when it runs." in why and "ended" not in why
+    await job.phase(JobPhase.QUEUED)
     await job.run_on(*devices(fleet, 4))
     await ends(job)
 
@@ -182,7 +199,7 @@ async def test_what_cannot_be_is_refused_with_a_sentence(fleet: Fleet) -> None:
         (8, "A job of 4 ranks cannot use 8 devices"),
         (3, "possible are 1, 2, 4"),
         (1, "runs on 2 to 4 devices"),
-        (4, "runs on 4 devices already"),
+        (4, "runs on 4 devices already, and asks for no other number: there is nothing to do."),
     ]:
         assert words in await refused(say(Update.RESIZE, {"devices": width}))
     assert "devices" in await refused(say(Update.RESIZE, {}))
@@ -228,6 +245,41 @@ async def test_not_during_another_operation(fleet: Fleet) -> None:
     assert (view.phase, view.resizes, view.preemptions) == (JobPhase.SUSPENDED, 1, 1)
     assert "The job is suspended" in await refused(say(Update.RESIZE, {"devices": 1}))
     await say(Update.CANCEL, {"wait": True})
+
+
+async def test_a_wish_is_kept_while_the_scheduler_resizes_the_job(fleet: Fleet) -> None:
+    job = await four(fleet)
+    hold = fleet.troubles.holds["restore"] = threading.Event()
+    await job.direct("resize", *devices(fleet, 2), ranks=4)
+    await until(lambda: fleet.troubles.calls["restore"], "the scheduler's resize is under way")
+    say = job.workflow.execute_update
+    assert "resizing" in await refused(say(Update.MIGRATE, {"to": "node-2"}))
+    asked = asyncio.ensure_future(say(Update.RESIZE, ResizeRequest(2, wait=True), result_type=OperationResult))
+    hold.set()
+    assert (await asked).message == "It runs on 2 devices, and asks for no other number from now on."
+    assert (await job.show()).width == 2
+    await job.notice(lambda notice: notice.demand.max_width == 2 and notice.phase is JobPhase.RUNNING)
+    assert "nothing to do" in await refused(say(Update.RESIZE, {"devices": 2}))
+    await job.direct("resize", fleet.nodes[0].device(0), ranks=4)
+
+    async def narrow() -> bool:
+        return (await job.show()).width == 1
+
+    await until(narrow, "it is narrower")
+    told = await say(Update.RESIZE, {"devices": 1}, result_type=OperationResult)
+    assert told.message == "It runs on 1 device, and asks for no other number from now on."
+    await ends(job)
+
+
+async def test_a_job_that_is_ending_says_so(fleet: Fleet) -> None:
+    job = await four(fleet)
+    hold = fleet.troubles.holds["checkpoint.write.final"] = threading.Event()
+    await job.end(Outcome.COMPLETED)
+    await until(lambda: fleet.troubles.calls["checkpoint.write.final"], "its directory is kept")
+    why = await refused(job.workflow.execute_update(Update.RESIZE, {"devices": 2}))
+    assert "The job is ending: its ranks on" in why and "It cannot be resized any more." in why
+    hold.set()
+    await job.workflow.result()
 
 
 async def test_the_scheduler_may_resize_a_job_by_itself_unless_the_job_has_changed_since(fleet: Fleet) -> None:
