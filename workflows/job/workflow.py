@@ -298,11 +298,12 @@ class JobWorkflow:
     @workflow.update(name=Update.CANCEL.value, description="End the job for good.")
     async def cancel(self, request: Any = None) -> OperationResult:
         """Stops the ranks; the job is cancelled."""
-        await self._turn(lambda: self._may_cancel(request))
+        await self._turn(lambda: None)
         asked = _read(CancelRequest, request)
         state = self._job.state
-        self._job.cancel = asked.reason or "A person cancelled it."
-        if asked.wait:
+        if not state.phase.ended:
+            self._job.cancel = asked.reason or "A person cancelled it."
+        if asked.wait or state.phase.ended:
             await workflow.wait_condition(lambda: state.phase.ended)
             said = f"The job is {state.phase}."
             if state.phase is not JobPhase.CANCELLED:
