@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from temporalio import activity
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
@@ -210,6 +211,20 @@ class Handle:
             return await until(found, f"notice of {self.id}")
         except AssertionError:
             raise AssertionError(f"no such notice of {self.id}; the last: {self.fleet.notices[-1:]}") from None
+
+    async def quiet(self) -> None:
+        """Waits until its workflow's last task has ordered nothing, and no task is under way."""
+
+        async def length() -> int:
+            return len((await self.workflow.fetch_history()).events)
+
+        while True:
+            before = await length()
+            await asyncio.sleep(0.3)
+            if await length() == before:
+                break
+        last = (await self.workflow.fetch_history()).events[-1]
+        assert last.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED, "it ordered something"
 
     async def direct(
         self,

@@ -166,12 +166,32 @@ async def lost_in_a_cut(fleet: Fleet) -> Handle:
     return job
 
 
+async def cold_update(fleet: Fleet) -> Handle:
+    """A resize is the first thing that a new worker hears of the job, whose last task had ordered nothing."""
+    job = await fleet.submit(ranks=2, job="cold-update")
+    first = fleet.nodes[0]
+    await job.run_on(first.device(0), first.device(1))
+    await job.steps(first)
+    await job.quiet()
+    await fleet.stop_worker("job")
+    asked = asyncio.ensure_future(job.workflow.execute_update(Update.RESIZE, ResizeRequest(1, wait=True)))
+    await asyncio.sleep(0.3)
+    await fleet.start_job_worker()
+    notice = await job.notice(lambda notice: notice.wants == "resize")
+    await job.direct("resize", first.device(0), request=notice.request, ranks=2)
+    await asked
+    await job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    return job
+
+
 SCENARIOS: dict[str, Callable[[Fleet], Awaitable[Handle]]] = {
     "life": life,
     "node-lost": node_lost,
     "failure": failure,
     "renewed": renewed,
     "resized": resized,
+    "cold-update": cold_update,
     "lost-in-a-cut": lost_in_a_cut,
 }
 

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from temporalio.api.enums.v1 import EventType
 from temporalio.worker import Replayer
 
 from infra.converter import DATA_CONVERTER
@@ -19,16 +18,6 @@ from model.names import Update
 from model.requests import MigrateRequest, ResizeRequest
 from tests.workflows.job.fleet import Fleet, Handle, ends
 from workflows.job import JobWorkflow
-
-
-async def quiet(job: Handle) -> None:
-    """Waits until the job's last task has ordered nothing, and no task is under way."""
-    while True:
-        events = (await job.workflow.fetch_history()).events
-        await asyncio.sleep(0.3)
-        if len((await job.workflow.fetch_history()).events) == len(events):
-            break
-    assert events[-1].event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED, "it ordered something"
 
 
 async def replayed(job: Handle) -> None:
@@ -68,7 +57,7 @@ async def test_an_update_wakes_a_job_at_a_new_worker(fleet: Fleet, operation) ->
     first = fleet.nodes[0]
     await job.run_on(first.device(0), first.device(1))
     await job.steps(first)
-    await quiet(job)
+    await job.quiet()
     await fleet.stop_worker("job")
     answers: list[asyncio.Future] = []
 
