@@ -222,8 +222,10 @@ Schedule::Progress Schedule::advance(Group& group, const std::function<bool()>& 
   return Progress::None;
 }
 
-// The calls at the heads of their queues are one call.
-bool Schedule::run_together(const std::vector<Seat*>& seats) {
+// The calls at the heads of their queues are one call. Who has not met its operator yet runs it: it learns of what kind
+// the results are, and the others know.
+bool Schedule::run_together(std::vector<Seat*> seats) {
+  std::ranges::stable_partition(seats, [](Seat* seat) { return seat->server->ring().peek()->type == Message::Define; });
   Seat& leader = *seats.front();
   for (size_t i = 0; i < seats.size(); i++) {
     seats[i]->member->hold = Hold::None;

@@ -64,7 +64,7 @@ class Schedule {
   bool could_go_on(const Seat& seat) const;
   Progress advance(Seat& seat, const std::function<bool()>& urgent);
   Progress advance(Group& group, const std::function<bool()>& urgent);
-  bool run_together(const std::vector<Seat*>& seats);
+  bool run_together(std::vector<Seat*> seats);
   void run_each(const std::vector<Seat*>& seats);
   bool gather();
   bool resolve();
