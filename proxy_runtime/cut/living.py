@@ -25,7 +25,7 @@ def death(generation: Generation) -> RunError | None:
         return _lost(first.exit.sentence)
     killed = generation.claimants.killed
     if killed is not None and time.clock_gettime(time.CLOCK_BOOTTIME) - killed.at < LAUNCHERS_S:
-        return _lost(killed.sentence)
+        return _lost(killed.sentence, code="run.dying")  # the job itself may not be lost
     return None
 
 
@@ -33,17 +33,17 @@ def require_living(generation: Generation) -> None:
     """Looks who has ended.
 
     Raises:
-        RunError: ``run.lost``: a rank has ended otherwise than with 0, a device proxy is gone, or a process of the
-            job's tree was killed a moment ago.
+        RunError: ``run.lost``: a rank has ended otherwise than with 0, or a device proxy is gone. ``run.dying``: a
+            process of the job's tree was killed a moment ago.
     """
     generation.poll_exits()
     if (why := death(generation)) is not None:
         raise why
 
 
-def _lost(sentence: str) -> RunError:
+def _lost(sentence: str, code: str = "run.lost") -> RunError:
     return RunError(
         f"{sentence}; no checkpoint is made of what is left.",
-        code="run.lost",
+        code=code,
         remedy="The job goes on from its newest checkpoint, where it has one.",
     )

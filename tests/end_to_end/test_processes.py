@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -91,6 +94,27 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
         assert result is not None
         assert result.code == 137
         assert "rank 1 was killed by SIGKILL" in result.sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "request_", [CutRequest(stop=True), CutRequest(move=False), CutRequest()], ids=["suspend", "checkpoint", "move"]
+)
+def test_a_rank_killed_while_a_cut_waits_for_a_step_is_in_no_checkpoint(request_: CutRequest, tmp_path: Path) -> None:
+    store = tmp_path / "checkpoints"
+    with running(ENDLESS, tmp_path / "job", checkpoint_dir=store) as job:
+        until(lambda: stepping(job), "the job runs")
+        victim = job.status()["rank_pids"][1]
+        killer = threading.Timer(2.0, os.kill, (victim, signal.SIGKILL))
+        killer.start()
+        with suppress(ErgoError):  # it has ended before the answer
+            report = job.cut(dataclasses.replace(request_, at_step=1_000_000, step_deadline_s=20.0))
+            assert report.outcome in ("called-off", "job-ended"), report
+        result = job.wait(30)
+        assert result is not None
+        assert result.code == 137
+        assert "rank 1 was killed by SIGKILL" in result.sentence
+    assert not list(store.glob("tenants/*/jobs/*/HEAD"))
 
 
 def test_a_killed_proxy_ends_the_job_and_its_last_checkpoint_stays_good(tmp_path: Path) -> None:
