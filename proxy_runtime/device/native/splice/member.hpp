@@ -75,7 +75,7 @@ struct Member {
   uint64_t pass = 0;                    // number of the message that runs, whatever the rules say
   bool verifies = false;                // the next call runs though its result is known, and both are compared
   uint64_t met = 0;                     // number of the message at which it need not wait for its peers
-  bool unsynced = false;                // has issued collectives since it last met its peers
+  Slots unsynced = 0;                   // with whom it has issued collectives since it last met its peers
   c10::SmallVector<Member*, 4> others;  // for which it runs, too
   std::optional<Delivery> delivery;
   // Per place in the script (operator and first handle that it writes): whether peers were seen to do the same.

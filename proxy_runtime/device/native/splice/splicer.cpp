@@ -109,7 +109,7 @@ bool Splicer::may_run(Member& m) {
   if (m.lockstep) {
     if (!m.marks.empty())
       for (uint64_t handle : m.call.handles) m.marks.erase(handle);
-    m.unsynced = false;
+    m.unsynced = 0;
     if (facts.random || !facts.shareable || facts.uninitialised) return true;
     m.hold = Hold::Head;
     return false;
@@ -122,10 +122,11 @@ bool Splicer::may_run(Member& m) {
         m.marks.erase(mark);
       }
   // What is shared and written after the gradients have gone, and before they are looked at (the step counters of a
-  // fused optimizer): the peers are about to do the same.
-  if (!cohort && m.unsynced) cohort = holders_of_written(m);
+  // fused optimizer): the peers are about to do the same, also one that has come too late to share it yet.
+  if (!cohort && m.unsynced)
+    if (const Slots holders = holders_of_written(m); holders & ~slot_bit(m.slot)) cohort = holders | m.unsynced;
   if (!(cohort & ~slot_bit(m.slot)) || m.met == m.call.message) return true;
-  m.unsynced = false;
+  m.unsynced = 0;
   m.hold = Hold::Sync;
   m.waits_for = cohort | slot_bit(m.slot);
   return false;

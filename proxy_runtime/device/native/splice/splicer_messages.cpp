@@ -50,7 +50,7 @@ void Splicer::name_contents(Member& m) {
     place_number(m, handle, number_of_contents(contents, n), true);
   }
   // Peers that a cut has left in the midst of a step meet at the first call that writes what they share.
-  m.unsynced = !handles.empty();
+  if (!handles.empty()) m.unsynced = slot_bit(m.slot);
 }
 
 // Ranks that go on together allocate together, and then use what they have one after another.
@@ -174,7 +174,7 @@ void Splicer::issued(Member& m, const CollectiveCall& call, PendingCollective& p
     for (const auto& other : members_)
       if (std::ranges::find(ranks, static_cast<int>(other->rank.rank)) != ranks.end()) cohort |= slot_bit(other->slot);
     if (cohort & ~slot_bit(m.slot)) {
-      m.unsynced = true;
+      m.unsynced |= cohort;
       for (const TensorRef& ref : call.outputs) m.marks[ref.handle] = cohort;
     }
   }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +87,32 @@ def test_after_a_load_the_first_to_write_what_is_shared_waits_for_the_others(job
     assert together(running.ranks, program) == [[3 * value for value in VALUES]] * 2
     counted = counters(running)
     assert counted["copies"] == 0 and counted["physical_bytes"] == 4 * N
+
+
+def test_a_rank_that_makes_its_state_late_is_waited_for(job: Callable[..., Any]) -> None:
+    """The others' step counters are not its own yet when they are about to be written: the weights after them are."""
+    running = job([0, 0, 0])
+    weights, gradient, steps = 1, 2, 3
+    begun = threading.Barrier(3)
+
+    def program(rank: Rank, index: int) -> list[float]:
+        late = index == 2
+        rank.producer.write_floats(weights, VALUES)
+        rank.producer.write_floats(gradient, [1.0] * N)
+        if not late:
+            rank.producer.write_floats(steps, [1.0] * N)
+        settled(rank)
+        begun.wait(60)
+        rank.all_reduce(gradient, N)
+        if late:
+            time.sleep(0.2)  # the others stand before their first write by then
+            rank.producer.write_floats(steps, [1.0] * N)
+        rank.run(mul_(steps, 2, N))
+        rank.run(mul_(weights, 3, N))
+        return floats(rank, weights)
+
+    assert together(running.ranks, program) == [[3 * value for value in VALUES]] * 3
+    assert counters(running)["copies"] == 0
 
 
 def test_the_same_call_on_the_same_values_runs_once(pair: Any) -> None:
