@@ -54,8 +54,8 @@ def copies(context: Context) -> Iterator[Figure]:
 def peak(context: Context) -> Iterator[Figure]:
     """The most bytes at once, over one rank's and the gradients that wait to be summed: the fit check's formula.
 
-    In steps whose operators are known, as after any resize. Of the first steps, where a host stops at every new
-    operator and holds what it would have given up, the most is told beside that, without a condition.
+    In steps whose operators are known, as after any resize; and in a job's first steps, where a host stops at every
+    new operator and holds what it would have given up.
     """
     for name in PEAK:
         with proxied(SCRIPT, scratch=context.directory()) as side:
@@ -73,7 +73,7 @@ def peak(context: Context) -> Iterator[Figure]:
             must = Condition("<=", 1.02)
             yield Figure(f"elastic.peak.{name}.{ways}", "x", shares, must, value=max(shares), details=details)
             share = first["peak_bytes"] / (begun["peak"] + waiting)
-            yield Figure(f"elastic.peak.{name}.{ways}.first_steps", "x", [share])
+            yield Figure(f"elastic.peak.{name}.{ways}.first_steps", "x", [share], must)
 
 
 def _sizes(side: Side, name: str) -> tuple[dict[str, int], dict[str, int]]:
