@@ -158,7 +158,7 @@ BAD_INPUT = [
     (["run", "missing.py"], 1, "missing.py does not exist"),
     (["run"], 2, "a script is needed"),
     (["run", "--nproc", "0", "x.py"], 2, "--nproc"),
-    (["run", "--nproc", "1", "--devices", "2", "EXISTING"], 1, "2 devices for 1 ranks"),
+    (["run", "--nproc", "1", "--devices", "2", "EXISTING"], 1, "2 devices for 1 rank:"),
     (["run", "--cut-every", "soon", "EXISTING"], 2, "not a duration"),
     (["run", "--transport", "carrier-pigeon", "EXISTING"], 2, "neither shm nor tcp"),
     (["run", "--python", "/nonexistent/python", "EXISTING"], 1, "/nonexistent/python"),

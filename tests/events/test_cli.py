@@ -89,7 +89,7 @@ def test_following_shows_what_comes_and_ends_with_ctrl_c(command):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("--job", "Not A Job"), 1, "'Not A Job' is not the id of a job"),
+        (("--job", "Not A Job"), 2, "'Not A Job' is not the id of a job"),
         (("--topic", "weather"), 2, "weather"),
         (("--limit", "0"), 2, "Error"),
     ],
