@@ -18,7 +18,7 @@ QUICK = [
     Script(EXAMPLES / "digits_cnn.py", ("--steps", "120"), ranks=1),
     Script(EXAMPLES / "mlp_sgd.py", ("--steps", "400"), ranks=4, devices=2),
     Script(JOBS / "evaluation.py"),
-    Script(JOBS / "copies.py"),
+    Script(JOBS / "copies.py", ("--rounds", "60")),
     Script(JOBS / "async_error.py"),
     Script(JOBS / "ddp_skew.py", ranks=2),
 ]
