@@ -23,8 +23,8 @@ EVERY_S = 60.0
 _log = structlog.stdlib.get_logger(__name__)
 
 
-async def regularly(chore: Callable[[], None], trouble: str, *, every_s: float = EVERY_S) -> None:
-    """Does a blocking chore every `every_s` seconds, until cancelled. One that fails is logged, and due the next time.
+async def regularly(chore: Callable[[], Awaitable[None]], trouble: str, *, every_s: float = EVERY_S) -> None:
+    """Does a chore every `every_s` seconds, until cancelled. One that fails is logged, and due the next time.
 
     Args:
         chore: raises `ErgoError` where it cannot be done now.
@@ -34,7 +34,7 @@ async def regularly(chore: Callable[[], None], trouble: str, *, every_s: float =
     while True:
         await asyncio.sleep(every_s)
         try:
-            await asyncio.to_thread(chore)
+            await chore()
         except ErgoError as error:
             _log.warning(trouble, code=error.code, error=str(error))
 
@@ -101,13 +101,11 @@ async def keep_house(
         min_age_s, last_s: as of `garbage.Sweeper`.
     """
     sweeper = garbage.Sweeper(fleet, min_age_s, last_s)
-    while True:
-        await asyncio.sleep(every_s)
-        try:
-            found = await ended()
-            await asyncio.to_thread(_sweep, sweeper, found)
-        except ErgoError as error:
-            _log.warning("the store could not be swept", code=error.code, error=str(error))
+
+    async def sweep() -> None:
+        await asyncio.to_thread(_sweep, sweeper, await ended())
+
+    await regularly(sweep, "the store could not be swept", every_s=every_s)
 
 
 def _sweep(sweeper: garbage.Sweeper, ended: Collection[JobHead]) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -192,7 +193,7 @@ class NodeAgent:
                 group.create_task(worker.run())
                 group.create_task(self._end_orphans(fates, runtime))
                 group.create_task(IncidentTeller(client, record.node, runtime.parts.all).run())
-                group.create_task(regularly(tidy, "the chunk store was not tidied"))
+                group.create_task(regularly(partial(asyncio.to_thread, tidy), "the chunk store was not tidied"))
 
     async def _end_orphans(self, fates: TemporalFates, runtime: LocalNodeRuntime) -> None:
         """Parts that nobody attends: their workflow may have been closed while the agent was away."""

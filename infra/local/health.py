@@ -18,6 +18,7 @@ from infra.local.ports import accepts
 from infra.local.status import FleetStatus
 from infra.settings import FleetDownError, Settings
 from model.names import CLUSTER_TASK_QUEUE, JOB_TASK_QUEUE
+from model.units import counted
 from proxy_runtime.errors import ErgoError
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class _Watch:
             record = (await asyncio.to_thread(self._nodes)).get(name)
             fresh = record is not None and (before is None or (before.node, before.beat) != (record.node, record.beat))
             if record is not None and fresh and not (record.left or record.lost):
-                return f"{record.node}, {len(record.devices)} device{'s' if len(record.devices) != 1 else ''}"
+                return f"{record.node}, {counted(len(record.devices), 'device')}"
             await asyncio.sleep(_POLL_S)
 
     def _nodes(self) -> dict[str, NodeRecord]:
