@@ -222,7 +222,7 @@ bool Splicer::take_known(Member& m, Template& t, WordWriter* spec) {
 }
 
 bool Splicer::samples(const Member& m) {
-  if (verify_one_of_ == 0 || ++unverified_ < verify_one_of_) return false;
+  if (verify_one_of_ == 0 || ++unverified_ < verify_at_) return false;
   uint64_t bytes = 0;  // of a result, which is there twice, and of what is written to, which is copied
   for (uint32_t place : m.call.facts->written) bytes += 2 * m.call.storages[place]->storage.nbytes();
   for (uint64_t size : m.call.facts->new_bytes) bytes += 2 * size;
@@ -230,6 +230,9 @@ bool Splicer::samples(const Member& m) {
   const bool fits = verify_one_of_ == 1 || counters_.physical_bytes + bytes <= counters_.peak_bytes;
   if (bytes > kVerifyBytes || !fits) return false;
   unverified_ = 0;
+  // Steps repeat: at a fixed distance it would be the same few operators for ever.
+  const uint64_t drawn = Mixer(Domain::Random).word(++samples_).done().high;
+  verify_at_ = 1 + drawn % (2 * verify_one_of_ - 1);
   return true;
 }
 

@@ -35,8 +35,8 @@ class Splicer {
   Counters& counters() { return counters_; }
   Counters count() const;
   void met() { ledger_.met(); }
-  // One of so many results that are shared is computed again and compared; 0: none.
-  void verify_one_of(uint64_t n) { verify_one_of_ = n; }
+  // One of so many results that are shared, on average, is computed again and compared; 0: none.
+  void verify_one_of(uint64_t n) { verify_one_of_ = verify_at_ = n; }
   // For tests: in so many comparisons from now on, a bit is found to differ; 0: never.
   void err_at(uint64_t comparison) { errs_at_ = comparison; }
   // Whether the call at the head of these ranks' queues is one to be computed by each of them and compared.
@@ -104,7 +104,7 @@ class Splicer {
   OpBook book_;
   std::vector<std::unique_ptr<Member>> members_;
   uint64_t prepared_ = 0;  // calls
-  uint64_t verify_one_of_ = 1024, unverified_ = 0, errs_at_ = 0;
+  uint64_t verify_one_of_ = 1024, verify_at_ = verify_one_of_, unverified_ = 0, samples_ = 0, errs_at_ = 0;
   // Calls for which shared storages had to be copied: who made them.
   struct Copied {
     Member* member;

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy_runtime.device.client import NativeBuild, Zygote
-from tests.proxy_runtime.device.splice.programs import Rank, add_, mul_, together
+from tests.proxy_runtime.device.splice.programs import Rank, add_, mul_, sin, together, zero_
 from tests.proxy_runtime.device.splice.test_sharing import N, counters, step
 
 
@@ -17,9 +17,10 @@ from tests.proxy_runtime.device.splice.test_sharing import N, counters, step
 def zygote(
     request: pytest.FixtureRequest, device_build: NativeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Zygote]:
-    """With the environment that the test is marked with."""
-    monkeypatch.setenv("ERGO_SPLICE_VERIFY", "1")
-    monkeypatch.setenv("ERGO_SPLICE_ERR", str(getattr(request, "param", 0)))
+    """Of which a test chooses one of how many results are compared, and which comparison finds a difference."""
+    rate, differs = getattr(request, "param", (1, 0))
+    monkeypatch.setenv("ERGO_SPLICE_VERIFY", str(rate))
+    monkeypatch.setenv("ERGO_SPLICE_ERR", str(differs))
     with Zygote.start(device_build, "cpu", log=tmp_path / "zygote.log") as started:
         yield started
 
@@ -51,7 +52,7 @@ def update(rank: Rank, index: int) -> list[bytes]:
     return [found]
 
 
-@pytest.mark.parametrize(("zygote", "compared"), [(0, 4), (1, 3), (2, 3)], indirect=["zygote"])
+@pytest.mark.parametrize(("zygote", "compared"), [((1, 0), 4), ((1, 1), 3), ((1, 2), 3)], indirect=["zygote"])
 def test_an_operator_whose_results_differ_is_not_shared_any_more(job: Callable[..., Any], compared: int) -> None:
     """The engine is made to find a difference in the first or second comparison: of the sum, or of the product."""
     alone = together(job([0, 1]).ranks, update)
@@ -61,3 +62,35 @@ def test_an_operator_whose_results_differ_is_not_shared_any_more(job: Callable[.
     assert counted["mismatches"] == (compared < 4)
     # Each of the two calls of that operator ran on both ranks, and the second was not even looked for.
     assert (counted["verified"], counted["executed"]) == (compared, 8)
+
+
+SIZES = (1, 64, 64 * 64)  # floats: how often each was merged with its equal can be told from the bytes of all
+ROUNDS = 48
+
+
+def three(rank: Rank, index: int) -> None:
+    """The same three operators in every round, as a training has them in every step; all results are kept."""
+    most = 2 * ROUNDS * sum(SIZES)  # more than will ever be there again
+    rank.producer.alloc(1, 4 * most)
+    rank.run(zero_(1, most))
+    rank.producer.free(1)
+    for number, size in enumerate(SIZES, start=2):
+        rank.producer.write_floats(number, [0.5] * size)
+    for _ in range(ROUNDS):
+        for number, size in enumerate(SIZES, start=2):
+            rank.run(sin(number, size), results=1)
+    rank.producer.sync()
+
+
+@pytest.mark.parametrize("zygote", [(3, 0)], indirect=True)
+def test_samples_are_not_always_of_the_same_operator(job: Callable[..., Any]) -> None:
+    """As many operators are compared as are in a round: at a fixed distance it would be one of the three for ever."""
+    running = job([0, 0])
+    together(running.ranks, three)
+    counted = counters(running)
+    floats, compared = counted["merged_bytes"] // 4, []
+    for size in reversed(SIZES):
+        compared.append(floats // size)
+        floats %= size
+    assert sum(compared) == counted["verified"]
+    assert all(compared), compared

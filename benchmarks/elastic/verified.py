@@ -1,0 +1,100 @@
+"""`elastic.verified`: what it costs that one of 1,024 results which ranks share is computed by each of them and compared.
+
+Half a percent cannot be told from the noise of a machine, so it is not measured at that rate. Two live sides run the
+same spliced job, one with comparisons off and one that compares one of 16; windows alternate. The difference of their
+proxies' CPU time, in percent of the side without, is scaled to one of 1,024 by what was really compared: counters say
+which part of all calls that were shared on the one side was computed again on the other. (A call is passed over if it
+would take more than 32 MiB, or raise the device's peak; the next is taken, so that less than one of 16 is compared. No
+more than one of 1,024 is compared by default for the same reason.) The value is the mean of all pairs: few calls are
+most of the cost, so that a median of windows would be too low. The bits of both sides are compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from benchmarks.elastic.jobs import OVERHEAD, SCRIPT, WARM_STEPS, splice_stats
+from benchmarks.harness import BenchmarkError, Condition, Context, Figure, alternate, benchmark
+from benchmarks.proxy.compare import interval, pairs, windows_of
+from benchmarks.proxy.sides import Side, cpu_s, proxied
+
+RATE = 1024
+"""By default one of so many is compared (`verify_one_of_` in `splicer.hpp`)."""
+_DENSE = 16
+_WAYS = (4, 8)
+_JOBS = ("mlp_adamw_foreach", "gpt_64_adamw_foreach", "gpt_256_adamw_foreach")
+_WINDOW_S = 0.6
+_FEWEST_STEPS = 8
+
+
+@dataclass(slots=True)
+class _Measured:
+    """CPU time of a side's proxy for each window, in s, and what its counters said before the first."""
+
+    side: Side
+    cpu: list[float] = field(default_factory=list)
+    before: dict[str, int] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        self.cpu.clear()
+        self.before = splice_stats(self.side)
+
+    def window(self, steps: int) -> float:
+        (pid,) = self.side.others
+        before = cpu_s(pid)
+        seconds = max(answer["seconds"] for answer in self.side.ask("window", steps=steps))
+        self.cpu.append(cpu_s(pid) - before)
+        return float(seconds)
+
+    def counted(self) -> dict[str, int]:
+        return {name: value - self.before[name] for name, value in splice_stats(self.side).items()}
+
+
+def _measure(ways: int) -> Callable[[Context], Iterator[Figure]]:
+    def measure(context: Context) -> Iterator[Figure]:
+        for name in _JOBS:  # each in processes of its own: what a device has had at most is part of the rule
+            context.say(f"{name}, {ways} ranks on one device, one of {_DENSE} results compared, and none")
+            with contextlib.ExitStack() as stack:
+
+                def start(rate: int, stack: contextlib.ExitStack = stack) -> _Measured:
+                    with _environment("ERGO_SPLICE_VERIFY", str(rate)):
+                        side = proxied(SCRIPT, scratch=context.directory(), ranks=ways, devices=1)
+                        return _Measured(stack.enter_context(side))
+
+                none, dense = start(0), start(_DENSE)
+                steps = _in_turns(none, dense, name, pairs(context.repeat))
+                yield cost(f"elastic.verified.{name}.{ways}way", none, dense, steps)
+
+    measure.__doc__ = f"{ways} ranks on one device."
+    return measure
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """A variable for what is started here."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+def _in_turns(none: _Measured, dense: _Measured, job: str, count: int) -> int:
+    """How many steps each side has made."""
+    for each in (none, dense):
+        each.side.ask("make", **OVERHEAD[job].fields)
+        each.window(WARM_STEPS)
+    steps = max(_FEWEST_STEPS, windows_of(_WINDOW_S, none.window, most=128))
+    dense.window(sum(...))
+    for each in (none, dense):
+        each.begin()
+    for first, _ in alternate(count):
+        (none if first else dense).window(steps)
+    return steps * count
