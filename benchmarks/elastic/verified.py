@@ -1,4 +1,4 @@
-"""`elastic.verified`: what it costs that one of 1,024 results which ranks share is computed by each of them and compared.
+"""`elastic.verified`: what it costs that one of 1,024 results that ranks share is computed by each and compared.
 
 Half a percent cannot be told from the noise of a machine, so it is not measured at that rate. Two live sides run the
 same spliced job, one with comparisons off and one that compares one of 16; windows alternate. The difference of their
@@ -16,6 +16,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from benchmarks.elastic.jobs import OVERHEAD, SCRIPT, WARM_STEPS, splice_stats
 from benchmarks.harness import BenchmarkError, Condition, Context, Figure, alternate, benchmark
@@ -29,6 +30,14 @@ _WAYS = (4, 8)
 _JOBS = ("mlp_adamw_foreach", "gpt_64_adamw_foreach", "gpt_256_adamw_foreach")
 _WINDOW_S = 0.6
 _FEWEST_STEPS = 8
+
+
+class Counted(Protocol):
+    """CPU time of a proxy in each window, in s, and what it has counted in all of them."""
+
+    cpu: list[float]
+
+    def counted(self) -> dict[str, int]: ...
 
 
 @dataclass(slots=True)
@@ -88,13 +97,49 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 def _in_turns(none: _Measured, dense: _Measured, job: str, count: int) -> int:
     """How many steps each side has made."""
+
+    def both(steps: int) -> float:
+        dense.window(steps)
+        return none.window(steps)
+
     for each in (none, dense):
         each.side.ask("make", **OVERHEAD[job].fields)
-        each.window(WARM_STEPS)
-    steps = max(_FEWEST_STEPS, windows_of(_WINDOW_S, none.window, most=128))
-    dense.window(sum(...))
+    both(WARM_STEPS)
+    steps = max(_FEWEST_STEPS, windows_of(_WINDOW_S, both, most=128))
     for each in (none, dense):
         each.begin()
     for first, _ in alternate(count):
         (none if first else dense).window(steps)
+    if none.side.ask("digest") != dense.side.ask("digest"):
+        raise BenchmarkError(
+            f"{job} with results compared gave other losses or weights than without: nothing to compare.",
+            code="benchmark.different-bits",
+        )
     return steps * count
+
+
+def cost(name: str, none: Counted, dense: Counted, steps: int) -> Figure:
+    """What comparisons take at the default rate, in percent of the CPU time of the side without any."""
+    plain, compared = none.counted(), dense.counted()
+    again = plain["shared"] - compared["shared"]  # computed by a rank though another has the result
+    if again <= 0 or compared["mismatches"] or compared["verified"] == 0:
+        raise BenchmarkError(f"Nothing was compared, or not well: {compared} beside {plain}.")
+    one_of = plain["shared"] / again
+    excess = [(b / a - 1) * 100 for a, b in zip(none.cpu, dense.cpu, strict=True)]
+    scaled = [each * one_of / RATE for each in excess]
+    details = {
+        "interval_95": list(interval(scaled, of=statistics.fmean)),
+        "scaled": f"from one of {one_of:.1f} that was compared to one of {RATE}",
+        "excess_measured": statistics.fmean(excess),
+        "excess_interval_95": list(interval(excess, of=statistics.fmean)),
+        "none_ms": statistics.fmean(none.cpu) * len(none.cpu) / steps * 1e3,
+        "compared_per_step": compared["verified"] / steps,
+        "again_per_step": again / steps,
+        "shared_per_step": plain["shared"] / steps,
+        "timeouts": [plain["timeouts"], compared["timeouts"]],
+    }
+    return Figure(name, "%", scaled, Condition("<=", 0.5), statistics.fmean(scaled), details)
+
+
+for _ways in _WAYS:
+    benchmark(f"elastic.verified.{_ways}way")(_measure(_ways))

@@ -17,12 +17,14 @@ def pairs(repeat: int) -> int:
     return _PAIRS_A_REPEAT * repeat
 
 
-def interval(samples: Sequence[float], share: float = 0.95) -> tuple[float, float]:
-    """The bootstrap interval of the median; the same for the same samples."""
+def interval(
+    samples: Sequence[float], share: float = 0.95, of: Callable[[Sequence[float]], float] = statistics.median
+) -> tuple[float, float]:
+    """The bootstrap interval of the median (or another statistic); the same for the same samples."""
     draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(samples, k=len(samples))) for _ in range(_RESAMPLES))
+    found = sorted(of(draw.choices(samples, k=len(samples))) for _ in range(_RESAMPLES))
     cut = (1 - share) / 2
-    return medians[int(cut * _RESAMPLES)], medians[min(int((1 - cut) * _RESAMPLES), _RESAMPLES - 1)]
+    return found[int(cut * _RESAMPLES)], found[min(int((1 - cut) * _RESAMPLES), _RESAMPLES - 1)]
 
 
 def ratio(name: str, times: Paired, must: Condition | None, **details: object) -> Figure:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.elastic import jobs, overhead, resize
+from benchmarks.elastic import jobs, overhead, resize, verified
 from benchmarks.harness import BenchmarkError, Condition
+from benchmarks.machine import ROOT
 from benchmarks.proxy import sides
 from proxy_runtime.shim.spec import CutReport
 
@@ -33,6 +34,36 @@ def test_a_script_that_saw_no_gap_is_no_measurement() -> None:
 def test_jobs_whose_optimizer_weighs_must_save_time() -> None:
     assert {name for name, job in jobs.OVERHEAD.items() if job.weighs} >= {"gpt_256_adamw_foreach", "mlp_adamw_foreach"}
     assert set(jobs.BYTES) | set(jobs.PEAK) <= set(jobs.OVERHEAD)
+
+
+class _Counted:
+    """A side that was measured: CPU time of its windows, and what was counted meanwhile."""
+
+    def __init__(self, cpu: list[float], shared: int, compared: int = 0, mismatches: int = 0) -> None:
+        self.cpu = cpu
+        self._found = {"shared": shared, "verified": compared, "mismatches": mismatches, "timeouts": 0}
+
+    def counted(self) -> dict[str, int]:
+        return self._found
+
+
+def test_what_comparisons_cost_is_scaled_by_how_many_there_were() -> None:
+    none = _Counted([1.0, 1.0], 3200)
+    figure = verified.cost("elastic.x", none, _Counted([1.1, 1.3], 3100, 40), steps=20)
+    assert figure.value == pytest.approx(20.0 * 32 / 1024)  # one of 32 was computed again, and took a fifth more
+    assert not figure.holds
+    assert figure.details["compared_per_step"] == 2.0
+
+
+@pytest.mark.parametrize("other", [_Counted([1.0], 3200), _Counted([1.0], 3100, 40, mismatches=1)])
+def test_where_nothing_was_compared_or_something_differed_there_is_no_cost(other: _Counted) -> None:
+    with pytest.raises(BenchmarkError, match="Nothing was compared"):
+        verified.cost("elastic.x", _Counted([1.0], 3200), other, steps=20)
+
+
+def test_the_rate_that_costs_are_scaled_to_is_the_default() -> None:
+    source = (ROOT / "proxy_runtime/device/native/splice/splicer.hpp").read_text()
+    assert f"verify_one_of_ = {verified.RATE}," in source
 
 
 @pytest.mark.slow
