@@ -21,6 +21,7 @@ class Kind:
         steps: optimizer steps that a rank makes; 0: none, and resizes come at any time.
         on_half: for each of four ranks its device of two: replicas of one shard together; empty: not looked at.
         shares_less_than: a kind whose ranks share a greater part of their calls, since these diverge.
+        shows: a pattern in what each rank prints when the script really did what the kind is named for.
     """
 
     name: str
@@ -28,11 +29,21 @@ class Kind:
     steps: int
     on_half: tuple[int, ...] = ()
     shares_less_than: str = ""
+    shows: str = ""
 
 
-def _train(name: str, arguments: str = "", ranks: int = 2, steps: int = 60, *, less_than: str = "") -> Kind:
-    words = (*arguments.split(), "--steps", str(steps))
-    return Kind(name, Script(SPLICE / "train.py", words, ranks=ranks), steps, shares_less_than=less_than)
+def _train(
+    name: str,
+    arguments: str = "",
+    ranks: int = 2,
+    *,
+    batches: int = 60,
+    steps: int = 60,
+    less_than: str = "",
+    shows: str = "",
+) -> Kind:
+    script = Script(SPLICE / "train.py", (*arguments.split(), "--steps", str(batches)), ranks=ranks)
+    return Kind(name, script, steps, shares_less_than=less_than, shows=shows)
 
 
 def _parallel(name: str, mode: str, ranks: int, on_half: tuple[int, ...] = ()) -> Kind:
@@ -54,13 +65,14 @@ KINDS = {
         _script("example_generate_text", EXAMPLES / "generate_text.py", "--characters 600 --draw device", 0),
         _train("accumulation_no_sync", "--model gpt --accumulate 2 --gbv"),
         _train("accumulation_kept_gradients", "--model gpt --accumulate 2 --keep-grads"),
-        _train("unused_parameters", "--model gpt --unused --optimizer adam"),
+        _train("unused_parameters", "--model gpt --unused --optimizer adam", shows="unused 20$"),
         _train("sync_batch_norm", "--model cnn --sync-bn --optimizer rmsprop"),
         _train("batch_norm_own_statistics", "--model mlp --no-buffers"),
         _train("batch_norm_broadcast", "--model cnn --optimizer sgd", ranks=4),
         _train("dropout", "--model mlp --dropout 0.5"),
-        _train("scaler_overflow", "--model mlp --scaler --clip"),
-        _train("clipping", "--model gpt --clip --gbv --mode fused", ranks=4),
+        _train("scaler_overflow", "--model mlp --scaler --clip", batches=75, shows="scale 512.0 "),
+        _train("scaler_overflow_fused", "--model gpt --scaler --mode fused", shows="scale 512.0 "),
+        _train("clipping", "--model gpt --clip --gbv --mode fused", ranks=4, shows="clipped 60 "),
         _train("ema", "--model gpt --mode loop --ema"),
         _train("bf16_lstm", "--model lstm --clip --bf16"),
         _script("gan", HERE / "gan.py", "40", 80),
@@ -70,6 +82,7 @@ KINDS = {
         _parallel("tensor_parallel", "tp", 2),
         _parallel("pipeline", "pp", 2),
         _parallel("pipeline_x_data", "pp", 4, (0, 0, 1, 1)),
+        _parallel("pipeline_1f1b_x_data", "pp_1f1b", 4, (0, 0, 1, 1)),
         _parallel("tensor_x_data", "tp_dp", 4, (0, 1, 0, 1)),
         _parallel("tensor_x_fsdp", "tp_fsdp", 4, (0, 0, 1, 1)),
         _script("skewed", JOBS / "ddp_skew.py", "", 80),
@@ -77,7 +90,11 @@ KINDS = {
         # Ranks that do the same, and others of the same script that do not.
         _train("same_data", "--model mlp --same-data --dropout 0"),
         _train("other_data", "--model mlp --dropout 0", less_than="same_data"),
-        _train("several_optimizers", "--model gpt --clip --own-parameters --extra", less_than="clipping_2"),
+        _train("other_order", "--model mlp --own-order --dropout 0", less_than="same_data"),
+        _train("own_parameters", "--model gpt --clip --own-parameters", steps=120, less_than="clipping_2"),
+        _train("own_work", "--model gpt --clip --extra", less_than="clipping_2"),
+        _train("own_weights", "--model gpt --clip --local 4", less_than="clipping_2"),
+        _train("several_optimizers", "--model gpt --clip --own-parameters --extra", steps=120, less_than="clipping_2"),
         _train("clipping_2", "--model gpt --clip"),
     )
 }

@@ -37,8 +37,8 @@ _backward = torch.autograd.backward
 
 
 def backward(tensors: Any, *arguments: Any, **named: Any) -> None:
-    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    losses.extend(root.detach() for root in roots if root.numel() == 1)
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)  # or edges of the graph
+    losses.extend(root.detach() for root in roots if isinstance(root, torch.Tensor) and root.numel() == 1)
     rest(0)
     _backward(tensors, *arguments, **named)
     rest(1)

@@ -162,6 +162,8 @@ def _run(kind: Kind, directory: Path, plan: list[Resize], finding: Finding) -> d
         if result is None or result.code:
             finding.problems.append(result.sentence if result else f"it did not end within {DEADLINE_S:.0f} s")
             finding.problems += [log[-1500:] for log in logs]
+        elif not all(re.search(kind.shows, log, re.MULTILINE) for log in logs):
+            finding.problems.append(f"not every rank has shown '{kind.shows}'")
     return evidence(observed, directory, logs)
 
 
@@ -208,7 +210,7 @@ def evidence(script: Script, directory: Path, logs: list[str]) -> dict[str, str]
 
 
 def _lines(log: str) -> list[tuple[int, str]]:
-    return list(enumerate(re.sub(r"\[W\d+ [\d:.]+", "[W", log).splitlines(), 1))  # torch's warnings have a time
+    return list(enumerate(re.sub(r"\bW\d{4} [\d:.]+ (\d+ )?", "W ", log).splitlines(), 1))  # torch's have time and pid
 
 
 def _flat(name: str, value: Any) -> dict[str, str]:

@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 parser = argparse.ArgumentParser()
-parser.add_argument("mode", choices=["fsdp", "hsdp", "tp", "pp", "tp_dp", "tp_fsdp"])
+parser.add_argument("mode", choices=["fsdp", "hsdp", "tp", "pp", "pp_1f1b", "tp_dp", "tp_fsdp"])
 parser.add_argument("steps", type=int, nargs="?", default=6)
 parser.add_argument("hurry", type=pathlib.Path, nargs="?", help="half a second a step until this file is there")
 parser.add_argument("--width", type=int, default=64)
@@ -31,6 +32,7 @@ torch.manual_seed(3)
 model = nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 8)).cuda()
 stage: nn.Module = model
 replicas: dist.ProcessGroup | None = None  # who averages gradients here by hand
+schedule: Schedule1F1B | None = None
 tensor_parallel = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 first, peer = rank < half, (rank + half) % world  # of a pipeline of two stages
 data_seed = rank
@@ -54,18 +56,25 @@ elif mode in ("tp_dp", "tp_fsdp"):
         fully_shard(stage, mesh=mesh["data"])
     else:
         replicas = mesh.get_group("data")
-elif mode == "pp":
+else:
     stage = model[:2] if first else model[2:]
     data_seed = rank % half
-    groups = [dist.new_group(list(range(start, start + half))) for start in (0, half)]
-    mine = groups[not first]
-    replicas = mine if isinstance(mine, dist.ProcessGroup) else None
+    mesh = init_device_mesh("cuda", (2, half), mesh_dim_names=("stage", "data"))
+    replicas = mesh.get_group("data")
+    if mode == "pp_1f1b":
+        part = PipelineStage(stage, int(not first), 2, torch.device("cuda"), group=mesh.get_group("stage"))
+        schedule = Schedule1F1B(part, n_microbatches=4, loss_fn=nn.functional.cross_entropy)
 optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-2, foreach="tp" not in mode)
 data = torch.Generator().manual_seed(data_seed)
 losses = []
 for _ in range(args.steps):
     x, y = torch.randn(8, 32, generator=data).cuda(), torch.randint(0, 8, (8,), generator=data).cuda()
-    if mode == "pp" and first:
+    if schedule is not None and first:
+        schedule.step(x)
+    elif schedule is not None:
+        schedule.step(target=y, losses=(found := []))
+        losses += [loss.detach() for loss in found]
+    elif mode == "pp" and first:
         hidden = stage(x)
         dist.send(hidden.detach(), peer)
         gradient = torch.empty_like(hidden)
@@ -90,7 +99,7 @@ for _ in range(args.steps):
             assert gradient is not None
             dist.all_reduce(gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=replicas)
     if mode in ("fsdp", "hsdp"):  # not of tensors of two kinds
-        nn.utils.clip_grad_norm_(stage.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(stage.parameters(), 0.1)
     optimizer.step()
     optimizer.zero_grad()
     if args.hurry is not None and not args.hurry.exists():

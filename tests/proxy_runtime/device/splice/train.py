@@ -1,6 +1,7 @@
 """A training script of many shapes, for jobs whose ranks share a device. Ordinary PyTorch: it imports nothing of ours.
 
-Prints one line: hashes of losses, parameters, buffers, optimizer state, gradients and generator states.
+Prints one line: hashes of losses, parameters, buffers, optimizer state and generator states, and how often it
+clipped and had parameters without gradients.
 """
 
 import argparse
@@ -31,16 +32,19 @@ parser.add_argument("--ema", action="store_true")
 parser.add_argument("--same-data", action="store_true")
 parser.add_argument("--dropout", type=float, default=0.1)
 parser.add_argument("--sync-bn", action="store_true")
-parser.add_argument("--unused", action="store_true", help="parameters that some steps do not use")
-parser.add_argument("--scaler", action="store_true", help="GradScaler, with an overflow at step 2")
+parser.add_argument("--own-order", action="store_true", help="the same few batches, by each rank in its own order")
+parser.add_argument("--unused", action="store_true", help="parameters used by no rank, by all or by one, in turns")
+parser.add_argument("--scaler", action="store_true", help="GradScaler, with an overflow in every fifth step")
 parser.add_argument("--bf16", action="store_true")
 parser.add_argument("--own-parameters", action="store_true", help="something each rank trains for itself")
+parser.add_argument("--local", type=int, default=0, help="average parameters every n steps, and gradients never")
 parser.add_argument("--extra", action="store_true", help="rank 0 does more than the others")
 parser.add_argument("--host-wait", action="store_true", help="a rank's host waits for another's, by a file")
 parser.add_argument("--no-buffers", action="store_true", help="batch norm's statistics are each rank's own")
 parser.add_argument("--pause", type=float, default=0.0, help="seconds of the host per step")
 parser.add_argument("--pause-until", type=pathlib.Path, default="never", help="no pauses once this file is there")
 args = parser.parse_args()
+CLIP = 0.2  # of all these models' gradients
 
 
 class Block(nn.Module):
@@ -78,15 +82,15 @@ class Lstm(nn.Module):
 
 
 class Partly(nn.Module):
-    """Its second half is used every other step."""
+    """Its second half is not used in every step."""
 
     def __init__(self, inner: nn.Module, d: int) -> None:
         super().__init__()
-        self.inner, self.rare, self.steps = inner, nn.Linear(64 if args.model in ("gpt", "lstm") else 10, d), 0
+        self.inner, self.rare, self.used = inner, nn.Linear(64 if args.model in ("gpt", "lstm") else 10, d), False
 
     def forward(self, x):
         y = self.inner(x)
-        if self.steps % 2:
+        if self.used:
             y = y + self.rare(y).sum(-1, keepdim=True)
         return y
 
@@ -130,14 +134,17 @@ partly = Partly(make_model(), args.width)
 model = (partly if args.unused else partly.inner).cuda()
 if args.sync_bn:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-ddp = DistributedDataParallel(
-    model,
-    gradient_as_bucket_view=args.gbv,
-    find_unused_parameters=args.unused,
-    broadcast_buffers=not args.no_buffers,
-)
+ddp = model
+if not args.local:
+    ddp = DistributedDataParallel(
+        model,
+        gradient_as_bucket_view=args.gbv,
+        find_unused_parameters=args.unused,
+        broadcast_buffers=not args.no_buffers,
+    )
 torch.manual_seed(7 if args.same_data else 100 + rank)
-data = torch.Generator().manual_seed(1 if args.same_data else 50 + rank)
+data = torch.Generator().manual_seed(1 if args.same_data or args.own_order else 50 + rank)
+order, batches = torch.Generator().manual_seed(50 + rank), [batch(data) for _ in range(8 if args.own_order else 0)]
 how: dict[str, Any] = {"foreach": args.mode == "foreach"} | ({"fused": True} if args.mode == "fused" else {})
 parameters = list(ddp.parameters())
 kinds = {
@@ -152,18 +159,19 @@ own_optimizer = torch.optim.SGD([own], lr=0.1)
 average = [p.detach().clone() for p in parameters] if args.ema else []
 scaler = torch.amp.GradScaler("cuda", enabled=args.scaler, init_scale=1024.0, growth_interval=3)
 criterion = nn.CrossEntropyLoss()
-losses = []
+losses, norms, unused = [], [], 0
 for step in range(args.steps):
-    partly.steps = step
+    partly.used = (False, True, rank == step // 3 % world)[step % 3]
     for micro in range(args.accumulate):
-        x, y = batch(data)
+        x, y = batches[torch.randint(8, (), generator=order)] if batches else batch(data)
         last = micro == args.accumulate - 1
-        with contextlib.nullcontext() if last else ddp.no_sync():
+        with ddp.no_sync() if isinstance(ddp, DistributedDataParallel) and not last else contextlib.nullcontext():
             with torch.autocast("cuda", dtype=torch.bfloat16, enabled=args.bf16):
                 loss = criterion(ddp(x), y)
-            if args.scaler and step == 2 and rank == 0:
+            if args.scaler and step % 5 == 2 and rank == step // 5 % world:
                 loss = loss * float("inf")
             scaler.scale(loss).backward()
+    unused += any(p.grad is None for p in parameters)
     if args.extra and rank == 0:
         losses.append(sum(p.grad.square().sum() for p in parameters if p.grad is not None))
         print("norm", losses[-1].item(), flush=True)
@@ -176,10 +184,14 @@ for step in range(args.steps):
             time.sleep(0.001)
     if args.clip:
         scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        norms.append(torch.nn.utils.clip_grad_norm_(parameters, CLIP))
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=not args.keep_grads)
+    if args.local and step % args.local == args.local - 1:
+        for p in parameters:
+            dist.all_reduce(p.detach())
+            p.detach().div_(world)
     if args.own_parameters:
         own_optimizer.zero_grad()
         (own.square().sum() * loss.detach()).backward()
@@ -196,6 +208,7 @@ print(
     f"rank {rank} losses {digest(losses)} parameters {digest(parameters)} buffers {digest(ddp.buffers())}",
     f"state {digest(state)} own {digest([own])} average {digest(average)} scale {scaler.get_scale()}",
     f"random {digest([torch.cuda.get_rng_state(), torch.get_rng_state()])}",
+    f"clipped {sum(norm.item() > CLIP for norm in norms)} unused {unused}",
     flush=True,
 )
 if os.environ.get("HOLD"):
