@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import psutil
@@ -9,6 +10,7 @@ import psutil
 from model.ids import DeviceId, NodeId
 from model.records import NodeDevice, NodeRecord
 from proxy_runtime import build
+from proxy_runtime.device.launcher import check_settings
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.node.lease import boot_id, lock_directory
 from proxy_runtime.shim.header import numerics_class
@@ -23,7 +25,8 @@ def node_record(name: str, cluster: str, address: str, devices: int, lease_s: fl
     """What the node says of itself; makes the runtime's build where it is missing.
 
     Raises:
-        ErgoError: ``node.devices``: no devices; or there is no build and none can be made.
+        ErgoError: ``node.devices``: no devices; ``device-proxy.setting``: the environment says of device proxies what
+            they cannot read; or there is no build and none can be made.
         ModelError: the name is none of a node.
     """
     if devices < 1:
@@ -32,6 +35,7 @@ def node_record(name: str, cluster: str, address: str, devices: int, lease_s: fl
             code="node.devices",
             remedy="Give it --devices 1 or more.",
         )
+    check_settings(os.environ)
     node = NodeId(name, 1)  # the incarnation is given by the record's claim
     memory = psutil.virtual_memory().total // devices
     return NodeRecord(
@@ -57,8 +61,6 @@ def end_parts(directory: Path) -> int:
     Raises:
         ErgoError: an agent has the directory, or something does not end.
     """
-    import os
-
     lock = lock_directory(directory)
     try:
         parts = list(RunLayout.parts_in(directory / "runs"))

@@ -14,6 +14,7 @@ from infra.fleet_file import FleetFile
 from infra.local.ports import HOST, free_port, is_free, require_free
 from infra.settings import SECRET_BYTES, Settings, outside_temporal
 from proxy_runtime import build
+from proxy_runtime.device.launcher import check_settings
 from proxy_runtime.errors import ErgoError
 
 _NEEDED_BYTES = 1 << 30
@@ -87,8 +88,10 @@ def check_machine(fleet_dir: Path, outside: Outside) -> None:
     """Checks what `up` needs before it makes anything.
 
     Raises:
-        ErgoError: a program is missing, the disk is too full, or the directory cannot be written.
+        ErgoError: a program is missing, the disk is too full, the directory cannot be written, or the environment says
+            of device proxies what they cannot read.
     """
+    check_settings(os.environ)
     if outside.temporal_address is None:
         temporal.binary()
     if outside.kafka is None:

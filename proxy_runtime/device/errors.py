@@ -10,7 +10,7 @@ class DeviceProxyError(ErgoError):
 
     Codes: `device-proxy.gone` (it has ended), `.deadline`, `.build`, `.protocol`, `.order` (not now),
     `.rank`, `.ring`, `.device-kind`, `.fabric`, `.targets`, `.dump`, `.meta`, `.storages`, `.request`,
-    `.internal`, `.start`, `.torch`, `.fork`, `.zygote-threads`.
+    `.internal`, `.setting`, `.start`, `.torch`, `.fork`, `.zygote-threads`.
     """
 
     code = "device-proxy"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -30,6 +31,24 @@ class NativeBuild(Protocol):
     def torch_version(self) -> str: ...
     @property
     def abi(self) -> str: ...
+
+
+def check_settings(environment: Mapping[str, str]) -> None:
+    """Looks at what the environment says of sharing: a proxy takes what it cannot read for something else.
+
+    Raises:
+        DeviceProxyError: `device-proxy.setting`, with the variable and what it may be.
+    """
+    sharing, sampled = environment.get("ERGO_SPLICE") or "on", environment.get("ERGO_SPLICE_VERIFY") or "0"
+    if sharing not in ("on", "off"):
+        raise _no_setting("ERGO_SPLICE", sharing, "on or off")
+    if not re.fullmatch("[0-9]{1,18}", sampled):
+        raise _no_setting("ERGO_SPLICE_VERIFY", sampled, "a number: one of so many results is compared; 0: none")
+
+
+def _no_setting(name: str, value: str, possible: str) -> DeviceProxyError:
+    message = f"{name} is {value[:40]!r} in the environment of the device proxies, but must be {possible}."
+    return DeviceProxyError(message, code="device-proxy.setting", remedy=f"Correct {name}, or unset it.")
 
 
 class Zygote:
@@ -64,11 +83,18 @@ class Zygote:
             log: file that its output is appended to (default: inherited).
             python: interpreter that has the build's torch (default: this one); the job's own, so that its device
                 computes with the torch that it sees.
+
+        Raises:
+            DeviceProxyError: `device-proxy.setting`: see `check_settings`; `.start`.
         """
+        check_settings(os.environ if env is None else env)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         package_root = Path(__file__).resolve().parents[2]
         environment = dict(os.environ if env is None else env)
         environment.pop("ERGO_CHANNEL", None)
+        for name in ("ERGO_SPLICE", "ERGO_SPLICE_VERIFY"):
+            if not environment.get(name):  # empty is unset, as with all settings
+                environment.pop(name, None)
         environment |= {
             "PYTHONPATH": f"{package_root}{os.pathsep}{build.device_dir}",
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # the rank side has no business here

@@ -15,9 +15,11 @@ from tests.fleet.harness import EXAMPLES, LocalFleet, digests
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
+    """A module's `FLEET_ENV` is added to the environment of `ergo up`, and so of its nodes."""
     build.ensure()
     fleet = LocalFleet(tmp_path_factory.mktemp("fleet"))
+    fleet.env |= getattr(request.module, "FLEET_ENV", {})
     fleet.up("--nodes", "2", "--devices", "2")
     try:
         yield fleet

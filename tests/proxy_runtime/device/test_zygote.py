@@ -199,3 +199,19 @@ def test_an_idle_proxy_sleeps_and_wakes(zygote: Zygote, tmp_path: Path) -> None:
         assert ticks(proxy.pid) - before <= 5  # of 100
         rank.sync()
         rank.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("ERGO_SPLICE", "no"), ("ERGO_SPLICE_VERIFY", "often"), ("ERGO_SPLICE_VERIFY", "-1")]
+)
+def test_a_setting_that_a_proxy_cannot_read_is_refused(device_build: NativeBuild, name: str, value: str) -> None:
+    """It would be taken for another one: sharing on, nothing compared."""
+    with pytest.raises(DeviceProxyError, match=f"{name} is '{value}' .* Correct {name}, or unset it") as error:
+        Zygote.start(device_build, "cpu", {**os.environ, name: value})
+    assert error.value.code == "device-proxy.setting"
+
+
+def test_an_empty_setting_is_none(device_build: NativeBuild, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with Zygote.start(device_build, "cpu", {**os.environ, "ERGO_SPLICE_VERIFY": ""}, log=log) as zygote:
+        assert b"ERGO_SPLICE_VERIFY" not in Path(f"/proc/{zygote.pid}/environ").read_bytes()
