@@ -17,7 +17,7 @@ from proxy_runtime.job import Job, JobOptions
 from proxy_runtime.shim.spec import CutReport, CutRequest
 
 _RANKS = 4
-_WIDTHS = (_RANKS, 2, 1, _RANKS)
+WIDTHS = (_RANKS, 2, 1, _RANKS)
 _DEADLINE_S = 180.0
 _EVERY = {"char_gpt": 40, "digits_cnn": 60, "mlp_sgd": 200}  # steps, some seconds: the next resize is asked for ahead
 
@@ -26,9 +26,9 @@ def _measure(example: str) -> Callable[[Context], Iterator[Figure]]:
     def measure(context: Context) -> Iterator[Figure]:
         found: dict[str, list[tuple[float, CutReport]]] = defaultdict(list)
         for _ in range(context.repeat):
-            context.say(f"{example}: {' -> '.join(map(str, _WIDTHS))} devices")
+            context.say(f"{example}: {' -> '.join(map(str, WIDTHS))} devices")
             gaps = _play(example, context.directory())
-            for (before, after), gap in zip(pairwise(_WIDTHS), gaps, strict=True):
+            for (before, after), gap in zip(pairwise(WIDTHS), gaps, strict=True):
                 found[f"{before}_to_{after}"].append(gap)
         for name, each in found.items():
             yield Figure(
@@ -46,7 +46,7 @@ def _measure(example: str) -> Callable[[Context], Iterator[Figure]]:
 def _play(example: str, cwd: Path) -> list[tuple[float, CutReport]]:
     """One run; for each resize the gap between two steps as rank 0 saw it, in s, and what the runtime tells."""
     every = _EVERY[example]
-    arguments = ("--steps", str(every * len(_WIDTHS)), "--sync-every", "1", "--log-every", "0", "--time-steps")
+    arguments = ("--steps", str(every * len(WIDTHS)), "--sync-every", "1", "--log-every", "0", "--time-steps")
     job = Job.start(
         JobOptions(
             argv=(sys.executable, str(ROOT / "examples" / f"{example}.py"), *arguments, "--out", "out"),
@@ -57,7 +57,7 @@ def _play(example: str, cwd: Path) -> list[tuple[float, CutReport]]:
         )
     )
     try:
-        reports = [_resize(job, width, at_step=every * (n + 1)) for n, width in enumerate(_WIDTHS[1:])]
+        reports = [_resize(job, width, at_step=every * (n + 1)) for n, width in enumerate(WIDTHS[1:])]
         result = job.wait(_DEADLINE_S)
         if result is None or result.code != 0:
             raise BenchmarkError(f"{example} has not ended well: {result.sentence if result else 'it still runs'}")
