@@ -15,6 +15,7 @@ who holds the same parameters from the bytes of their device memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -145,17 +146,32 @@ def check_fit(found: Parallelism, device_of_rank: Sequence[int], memory_bytes: i
     """Checks that the ranks of every device fit it; 0 bytes of memory: nobody knows, and nothing is refused.
 
     Raises:
-        ModelError: ``model.fit``, with the sizes.
+        ModelError: ``model.fit``, with the sizes, and the fewest devices on which they fit.
     """
-    for device in range(max(device_of_rank) + 1):
-        ranks = [rank for rank, index in enumerate(device_of_rank) if index == device]
-        needed = found.needed(ranks)
-        if memory_bytes and needed > memory_bytes:
-            raise ModelError(
-                f"It would not fit: {counted(len(ranks), 'rank')} on one device need {size_words(needed)}, by what "
-                f"they have used so far, and a device has {size_words(memory_bytes)}.",
-                code="model.fit",
-            )
+    ranks, needed = _fullest(found, device_of_rank)
+    if memory_bytes and needed > memory_bytes:
+        raise ModelError(
+            f"It would not fit: {counted(ranks, 'rank')} on one device need {size_words(needed)}, by what they have "
+            f"used so far, and a device has {size_words(memory_bytes)}.",
+            code="model.fit",
+            remedy=_roomy(found, memory_bytes),
+        )
+
+
+def _fullest(found: Parallelism, device_of_rank: Sequence[int]) -> tuple[int, int]:
+    """How many ranks the device has that needs most, and how many bytes that is."""
+    ranks_on: dict[int, list[int]] = {}
+    for rank, device in enumerate(device_of_rank):
+        ranks_on.setdefault(device, []).append(rank)
+    return max(((len(ranks), found.needed(ranks)) for ranks in ranks_on.values()), key=lambda device: device[1])
+
+
+def _roomy(found: Parallelism, memory_bytes: int) -> str:
+    for width in widths(found.world_size):
+        with suppress(ModelError):  # that width would tear replicas apart
+            if _fullest(found, placed(found, width))[1] <= memory_bytes:
+                return f"On {counted(width, 'device')} it would."
+    return ""
 
 
 def _replicas(ranks: Sequence[RankState]) -> tuple[tuple[int, ...], ...]:

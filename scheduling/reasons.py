@@ -4,6 +4,7 @@ persons ask for, what is refused, and what a job waits for. Each with its figure
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from model.control import Demand, JobNotice
@@ -214,7 +215,7 @@ def _givers(notices: Sequence[JobNotice]) -> str:
 
 def cooling(seconds: float) -> str:
     """It was preempted just now, or its start failed."""
-    return f"gave its devices up just now; is placed again in {seconds:.0f} s at the earliest"
+    return f"gave its devices up just now; is placed again in {max(1, math.ceil(seconds))} s at the earliest"
 
 
 def settling() -> str:

@@ -148,11 +148,20 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(fleet, tmp_path):
         ("3", "possible are 1, 2, 4"),
         ("8", "A job of 4 ranks cannot use 8 devices"),
         ("4", "runs on 4 devices already"),
-        ("9" * 30, "Invalid value for '--devices'"),
+        (str(10**30), "Invalid value for '--devices'"),
+        ("2.5", "Invalid value for '--devices'"),
+        ("", "Invalid value for '--devices'"),
         ("two", "Invalid value for '--devices'"),
     ):
         done = fleet.run("resize", job, "--devices", width, "--wait")
         assert done.returncode and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+    done = fleet.run("resize", "nobody-a1b2c3", "--devices", "2")
+    assert done.returncode == 1 and "There is no job nobody-a1b2c3" in done.stderr, done.stderr
+    fleet.ergo("preempt", job, "--wait")
+    done = fleet.run("resize", job, "--devices", "2")
+    assert done.returncode == 1 and "The job is suspended: only a running one can be resized" in done.stderr
+    assert "`ergo resume` lets it go on" in done.stderr
+    fleet.ergo("resume", job, "--wait")
     first, *others = [Resize(fleet, job, random.Random(0)).begin(width) for width in (2, 1)]
     told = [process.communicate(timeout=600)[0] for process in (first, *others)]
     codes = [process.returncode for process in (first, *others)]

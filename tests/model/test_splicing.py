@@ -114,8 +114,12 @@ def test_what_does_not_fit_is_told_with_its_sizes() -> None:
     fsdp = job(4, WORLD, shard_of=lambda rank: rank, peak=100 * MIB)
     check_fit(fsdp, placed(fsdp, 2), 200 * MIB)
     check_fit(fsdp, placed(fsdp, 1), 0)
-    with pytest.raises(ModelError, match=r"4 ranks on one device need 400.0 MiB.*has 399.0 MiB"):
+    with pytest.raises(
+        ModelError, match=r"4 ranks on one device need 400.0 MiB.*has 399.0 MiB\. On 2 devices it would\.$"
+    ):
         check_fit(fsdp, placed(fsdp, 1), 399 * MIB)
+    with pytest.raises(ModelError, match=r"a device has 99.0 MiB\.$"):  # on no number of devices
+        check_fit(fsdp, placed(fsdp, 2), 99 * MIB)
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.booleans())

@@ -13,6 +13,7 @@ from model.job_state import JobPhase
 from model.orders import NodeOrder, QuotaOrder
 from scheduling.constants import COOL_DOWN_S
 from scheduling.core.model import State
+from scheduling.reasons import cooling
 from scheduling.state import ClusterState
 from tests.scheduling.builders import Cluster, device_ids, node, node_id, notice
 from tests.scheduling.test_policy import reason, running, two_nodes
@@ -85,6 +86,11 @@ def test_a_start_that_fails_is_not_repeated_at_once():
     cluster.tell(cluster.next("cnn", phase=JobPhase.QUEUED, wants="devices", devices=()))
     assert reason(cluster, "cnn") == "Gave its devices up just now; is placed again in 5 s at the earliest."
     assert cluster.tell(after=COOL_DOWN_S)["cnn"].directive.action == "place"
+
+
+@pytest.mark.parametrize(("left", "told"), [(0.2, "in 1 s"), (4.8, "in 5 s"), (5.0, "in 5 s")])
+def test_what_is_left_of_a_pause_is_never_told_as_nothing(left: float, told: str):
+    assert told in cooling(left)
 
 
 def test_a_node_with_two_models_is_two_rooms():

@@ -282,7 +282,8 @@ class JobWorkflow:
         except ModelError as error:
             raise _refusal(str(error), error.code) from error
         if not spec.min_width <= width <= spec.widest:
-            raise _refusal(f"By its specification the job runs on {_between(spec.min_width, spec.widest)}.")
+            bounds = _between(spec.min_width, spec.widest)
+            raise _refusal(f"By `min_width` and `max_width` of its specification the job runs on {bounds}.")
         by_scheduler = job.moving is None and (job.state.move is not None or job.state.phase in _MOVED)
         if by_scheduler:  # the wish is looked at when that is done
             self._no_backlog()
