@@ -215,5 +215,4 @@ class DeviceProxyClient:
         return DeviceProxyError(
             f"The device proxy (process {self.pid}) has ended during '{operation}'; its log says why.",
             code="device-proxy.gone",
-            remedy="Continue the job from its last checkpoint.",
         )

@@ -133,6 +133,7 @@ def test_whoever_dies_in_the_middle_the_job_runs_on_with_its_bits(fleet, tmp_pat
             assert after.width == width or recovered
         elif not recovered:
             assert (after.width, after.phase) == (view.width, JobPhase.RUNNING), "it runs on as it did"
+            assert told.endswith("as before. Ask again.\n"), told
         assert recovered <= 1
     job_of.require_right(fleet, job, job_of.untouched(tmp_path / "alone"))
     resize.torture.require_clean(job)

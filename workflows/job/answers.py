@@ -7,9 +7,11 @@ from model.runtime import Outcome
 from model.units import counted
 from workflows.job import parts
 from workflows.job.core import Job, Request
-from workflows.job.errors import OperationFailed
+from workflows.job.errors import Fenced, Interrupted, OperationFailed
 
 _BETWEEN = (JobPhase.STARTING, JobPhase.SUSPENDING, JobPhase.MOVING, JobPhase.RESIZING)
+_REFUSED = ("model.", "job.refused", "job.backlog", "job.same-", "job.not-placed", "job.over", "job.ending")
+"""Codes of what was not begun: the sentence says all."""
 
 
 def not_running(job: Job, what: str) -> str:
@@ -50,9 +52,17 @@ def runs_there(job: Job) -> str:
 
 
 def advised(job: Job, request: Request, error: OperationFailed) -> OperationFailed:
-    """A failed move or resize; where the job has to be recovered, what becomes of what was asked for."""
-    if parts.trouble(job) is None and job.state.phase not in _BETWEEN:
+    """A failed move or resize: where a step of it failed, what that means for the job and what was asked for."""
+    if parts.trouble(job) is not None or job.state.phase in _BETWEEN:
+        wish = f"on {counted(request.width, 'device')}" if request.width else f"at {request.to}"
+        then = f"The job goes on from its newest checkpoint by itself, but not {wish}: ask again when it runs."
+    elif job.state.phase is not JobPhase.RUNNING or parts.over(job) or not _step_failed(error):
         return error
-    wish = f"on {counted(request.width, 'device')}" if request.width else f"at {request.to}"
-    then = f"The job goes on from its newest checkpoint by itself, but not {wish}: ask again when it runs."
+    else:
+        done = "resized" if request.width else "moved"
+        then = f"The job was not {done}: it is on {counted(job.width, 'device')} as before. Ask again."
     return OperationFailed(f"{error.message} {then}", code=error.code)
+
+
+def _step_failed(error: OperationFailed) -> bool:
+    return not isinstance(error, Interrupted | Fenced) and not error.code.startswith(_REFUSED)
