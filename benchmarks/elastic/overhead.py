@@ -1,9 +1,10 @@
-"""`elastic.overhead`: N ranks on one device over the same ranks on a device each, and over N times one rank alone.
+"""`elastic.overhead`: N ranks on one device over N times one rank alone, and over the same ranks on a device each.
 
-Two cores cannot serve N devices at full speed, so at full width the CPU time of all N proxies is taken, and the wall
-time with everything on the same two cores; on one device the same. Beside that, without a condition, N times what one
-rank alone takes (a job of one rank, whose collectives move nothing): the sum of all that N ranks do together is in it.
-Windows of the three sides are measured in turns. Bits on one device and at full width are compared first.
+Time is that of N ranks over N times that of a job of one rank, whose collectives move nothing: what N ranks sum up is
+in the difference. An accelerator is not shared with the hosts that feed it, so here the device has a core of its own
+on both sides, and all hosts the other. Two cores cannot serve N devices, so of these the CPU time of all N proxies is
+taken, and their time is told without a condition. Windows of the three sides are measured in turns. Bits on one
+device and at full width are compared first.
 """
 
 from __future__ import annotations
@@ -53,13 +54,15 @@ def _measure(ways: int) -> Callable[[Context], Iterator[Figure]]:
                 scratch = context.directory()
                 return _Measured(stack.enter_context(proxied(SCRIPT, scratch=scratch, ranks=ranks, devices=devices)))
 
-            sides = start(ways, 1), start(ways, ways), start(1, 1)
+            spliced, full, alone = sides = start(ways, 1), start(ways, ways), start(1, 1)
+            for each in (spliced, alone):
+                each.side.each_on_its_core()
             for name, job in OVERHEAD.items():
                 context.say(f"{name}, {ways} ranks on one device, on {ways}, and one alone")
                 for each in sides:
                     each.side.ask("make", **job.fields)
                 _in_turns(sides, _PAIRS_A_REPEAT * context.repeat, ways)
-                yield from _figures(f"elastic.overhead.{name}.{ways}way", *sides, ways, job.weighs)
+                yield from _figures(f"elastic.overhead.{name}.{ways}way", spliced, full, alone, ways, job.weighs)
 
     measure.__doc__ = f"{ways} ranks on one device."
     return measure
@@ -90,9 +93,9 @@ def _figures(
     must = Condition("<", 0) if weighs else Condition("<=", 3)
     details = {"splice": splice_stats(spliced.side)}
     yield beyond(f"{name}.cpu", spliced.cpu, full.cpu, must, **details)
-    yield beyond(f"{name}.wall", spliced.wall, full.wall, must)
+    yield beyond(f"{name}.wall", spliced.wall, [ways * each for each in alone.wall], must)
     yield beyond(f"{name}.cpu_alone", spliced.cpu, [ways * each for each in alone.cpu], None)
-    yield beyond(f"{name}.wall_alone", spliced.wall, [ways * each for each in alone.wall], None)
+    yield beyond(f"{name}.wall_full", spliced.wall, full.wall, None)
 
 
 def beyond(name: str, ours: list[float], bound: list[float], must: Condition | None, **details: object) -> Figure:

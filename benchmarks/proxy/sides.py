@@ -101,12 +101,18 @@ class Side:
         """Rank and device on a core each (natively: on the first): on one core a rank's time has its device's in it."""
         first, *second = sorted(cores())
         for pid in (p.pid for p in self.processes):
-            os.sched_setaffinity(pid, {first})
+            _pin(pid, {first})
         for pid in self.others:
-            os.sched_setaffinity(pid, set(second) or {first})
+            _pin(pid, set(second) or {first})
 
     def _all(self) -> list[int]:
         return [*(p.pid for p in self.processes), *self.others]
+
+
+def _pin(pid: int, to: set[int]) -> None:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), to)
 
 
 def cpu_s(pid: int) -> float:

@@ -20,18 +20,20 @@ const PhysicalPtr& RankServer::readable(uint64_t handle) {
   return physical;
 }
 
-void RankServer::write(WordReader body) {
+RankServer::Outcome RankServer::write(WordReader body) {
   const uint64_t handle = body.word(), offset = body.word(), length = body.word();
-  write(handle, offset, body.bytes(length), length);
+  return write(handle, offset, body.bytes(length), length);
 }
 
-void RankServer::write(uint64_t handle, uint64_t offset, const char* bytes, uint64_t length) {
+RankServer::Outcome RankServer::write(uint64_t handle, uint64_t offset, const char* bytes, uint64_t length) {
   const PhysicalPtr& physical = state_.storages.find(handle);
   require_range(offset, length, physical->storage.nbytes(), "write");
-  if (state_.member)
-    state_.member->splicer.write(*state_.member, handle, offset, bytes, length);
-  else
+  if (auto* member = state_.member) {
+    if (!member->splicer.write(*member, handle, offset, bytes, length)) return Outcome::Held;
+  } else {
     services_.backend.write(physical->storage, offset, bytes, length);
+  }
+  return Outcome::Done;
 }
 
 void RankServer::read(WordReader body) {
@@ -52,17 +54,15 @@ void RankServer::pull(WordReader body) {
   services_.backend.read(physical->storage, offset, ring_.response_area() + at, length);
 }
 
-void RankServer::copy_pinned(Message type, WordReader body) {
+RankServer::Outcome RankServer::copy_pinned(Message type, WordReader body) {
   auto [handle, offset, length, at] = operands<4>(body);
   if (at > ring_.pinned_bytes() || length > ring_.pinned_bytes() - at)
     throw ProtocolError("a copy beyond the end of the pinned memory");
-  if (type == Message::PushPinned) {
-    write(handle, offset, ring_.pinned() + at, length);
-    return;
-  }
+  if (type == Message::PushPinned) return write(handle, offset, ring_.pinned() + at, length);
   const PhysicalPtr& physical = readable(handle);
   require_range(offset, length, physical->storage.nbytes(), "read");
   services_.backend.read(physical->storage, offset, ring_.pinned() + at, length);
+  return Outcome::Done;
 }
 
 }  // namespace ergo::device

@@ -191,8 +191,7 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
       case Message::Define:
         return define(body);
       case Message::Write:
-        write(body);
-        break;
+        return write(body);
       case Message::Read:
         read(body);
         break;
@@ -276,8 +275,7 @@ RankServer::Outcome RankServer::handle(const MessageView& message) {
         break;
       case Message::PullPinned:
       case Message::PushPinned:
-        copy_pinned(message.type, body);
-        break;
+        return copy_pinned(message.type, body);
       case Message::DeviceInfo: {
         operands<0>(body);
         const DeviceInfo info = services_.backend.info();

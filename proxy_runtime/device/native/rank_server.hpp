@@ -91,11 +91,11 @@ class RankServer {
   void allocate(WordReader body);
   void resize(WordReader body);
   const PhysicalPtr& readable(uint64_t handle);  // what it names, with all its bytes
-  void write(WordReader body);
-  void write(uint64_t handle, uint64_t offset, const char* bytes, uint64_t length);
+  Outcome write(WordReader body);
+  Outcome write(uint64_t handle, uint64_t offset, const char* bytes, uint64_t length);
   void read(WordReader body);
   void pull(WordReader body);
-  void copy_pinned(Message type, WordReader body);
+  Outcome copy_pinned(Message type, WordReader body);
   Outcome store(WordReader body);
   void library(Message type, WordReader body);
 

@@ -60,13 +60,11 @@ void Ledger::forget(PhysicalStorage& storage) {
   if (list.empty()) known_.erase(found);
 }
 
-PhysicalStorage* Ledger::find(const ValueNumber& value, uint32_t slot, uint64_t bytes) const {
+PhysicalStorage* Ledger::find(const ValueNumber& value, Slots ranks, uint64_t bytes) const {
   const auto found = known_.find(value);
   if (found == known_.end()) return nullptr;
   for (PhysicalStorage* storage : found->second)
-    if ((bytes == kAnySize || storage->storage.nbytes() == bytes) &&
-        (storage->references.size() <= slot || storage->references[slot] == 0))
-      return storage;
+    if ((bytes == kAnySize || storage->storage.nbytes() == bytes) && !(holders(*storage) & ranks)) return storage;
   return nullptr;
 }
 
@@ -77,6 +75,13 @@ void Ledger::gone(PhysicalStorage& storage) {
   if (e.source) e.source->entry->readers--;
   storage.entry = nullptr;
   delete &e;
+}
+
+Slots holders(const PhysicalStorage& storage) {
+  Slots found = 0;
+  for (uint32_t slot = 0; slot < storage.references.size(); slot++)
+    if (storage.references[slot]) found |= slot_bit(slot);
+  return found;
 }
 
 uint32_t references(const PhysicalStorage& storage) {

@@ -13,6 +13,11 @@
 
 namespace ergo::device::splice {
 
+// Ranks of one device, by their slots.
+using Slots = uint64_t;
+inline constexpr uint32_t kMostRanks = 64;
+inline Slots slot_bit(uint32_t slot) { return Slots{1} << slot; }
+
 // What is counted per proxy. Bytes and counts of its whole life; physical and logical bytes are those of now.
 struct Counters {
   uint64_t executed = 0;           // operators that ran
@@ -74,8 +79,8 @@ class Ledger {
   // It is going to be written: its number is nobody's.
   void forget(PhysicalStorage& storage);
   static constexpr uint64_t kAnySize = ~uint64_t{0};
-  // A storage of this value and size that this rank has no handle on, else null.
-  PhysicalStorage* find(const ValueNumber& value, uint32_t slot, uint64_t bytes) const;
+  // A storage of this value and size that none of these ranks has a handle on, else null.
+  PhysicalStorage* find(const ValueNumber& value, Slots ranks, uint64_t bytes) const;
   void gone(PhysicalStorage& storage);
 
  private:
@@ -84,6 +89,9 @@ class Ledger {
   Counters& counters_;
   ska::flat_hash_map<ValueNumber, c10::SmallVector<PhysicalStorage*, 2>, NumberHash> known_;
 };
+
+// Ranks that have a handle on it.
+Slots holders(const PhysicalStorage& storage);
 
 // Handles of all ranks on it, and lazy copies that read it.
 uint32_t references(const PhysicalStorage& storage);

@@ -16,11 +16,6 @@ namespace ergo::device::splice {
 
 class Splicer;
 
-// Ranks of one device, by their slots.
-using Slots = uint64_t;
-inline constexpr uint32_t kMostRanks = 64;
-inline Slots slot_bit(uint32_t slot) { return Slots{1} << slot; }
-
 // Why a rank's next call is not executed now, though nothing that it needs is missing.
 enum class Hold : uint8_t {
   None,
@@ -30,7 +25,7 @@ enum class Hold : uint8_t {
 };
 
 struct HeldCall {
-  OpFacts* facts = nullptr;
+  OpFacts* facts = nullptr;  // null: it is no operator but what the host writes, and `key` the number of that
   ValueNumber key;
   uint64_t base = 0;
   c10::SmallVector<uint64_t, 8> handles;
@@ -75,6 +70,7 @@ struct Member {
   uint64_t pass = 0;                    // number of the message that runs, whatever the rules say
   bool verifies = false;                // the next call runs though its result is known, and both are compared
   uint64_t met = 0;                     // number of the message at which it need not wait for its peers
+  uint64_t position = 0;                // its calls so far; whoever meets has the same afterwards
   Slots unsynced = 0;                   // with whom it has issued collectives since it last met its peers
   c10::SmallVector<Member*, 4> others;  // for which it runs, too
   std::optional<Delivery> delivery;

@@ -55,6 +55,29 @@ Slots Schedule::arrived(const Member& member) const {
   return found;
 }
 
+Slots Schedule::with_call(Slots slots, const ValueNumber& key) {
+  Slots found = 0;
+  for (Seat* seat : seats_of(slots))
+    if (seat->member->call.key == key) found |= slot_bit(seat->member->slot);
+  return found;
+}
+
+// Those that may begin a step next: sums are made of whole subtrees, with the fewest parts alive, where a subtree that
+// has been begun is completed before another one is.
+Slots Schedule::next_in_tree() const {
+  Slots all = 0, gone = 0;
+  for (const Seat& seat : seats_) {
+    all |= slot_bit(seat.member->slot);
+    if (seat.member->hold != Hold::None || seat.server->blocked()) gone |= slot_bit(seat.member->slot);
+  }
+  for (uint32_t width = 2; width < kMostRanks; width *= 2)
+    for (uint32_t begin = 0; begin < kMostRanks; begin += width) {
+      const Slots subtree = all & (slot_bit(width) - 1) << begin, left = subtree & ~gone;
+      if (left && left != subtree) return left;
+    }
+  return all & ~gone;
+}
+
 Schedule::Group* Schedule::group_of(const Member& member) {
   for (Group& group : groups_)
     if (group.members & slot_bit(member.slot)) return &group;
@@ -81,8 +104,11 @@ bool Schedule::step(Seat& seat, bool& did) {
 }
 
 // The rank whose turn it is goes on; where it waits for others, the next one. `waits`: the host of the one whose turn
-// it is has nothing for it yet, and is waited for.
+// it is has nothing for it yet, and is waited for: another rank's activations would come to those of this one, or one
+// more part of a sum to those that there are.
 bool Schedule::advance_one(const std::function<bool()>& urgent, bool& waits) {
+  const Slots next = next_in_tree();
+  Seat* late = nullptr;  // the first of these whose queue is empty
   auto goes_on = [&](Seat& seat) {
     const Progress progress = advance(seat, urgent);
     if (progress == Progress::Did) {
@@ -93,14 +119,21 @@ bool Schedule::advance_one(const std::function<bool()>& urgent, bool& waits) {
         for (Seat& other : seats_)
           if (other.member->hold == Hold::Sync || other.server->blocked()) other.server->free_ahead();
     }
-    waits = progress == Progress::Empty && wait_for_host(seat);
+    if (progress == Progress::Empty) {
+      if (seat.member->begun) waits = wait_for_host(seat);
+      if (!seat.member->begun && !late && next & slot_bit(seat.member->slot)) late = &seat;
+    }
     return progress == Progress::Did;
   };
+  // Who has waited for all the others begins with them again.
+  if (current_ && current_->server->blocked() && !current_->member->lockstep) current_ = nullptr;
   if (current_) {
     if (goes_on(*current_)) return true;
     if (waits) return false;
   }
-  for (Seat* seat : others_in_order()) {
+  for (Seat* seat : others_in_order(next)) {
+    const bool out_of_turn = !seat->member->begun && !(next & slot_bit(seat->member->slot));
+    if (out_of_turn && late && could_go_on(*seat) && (waits = wait_for_host(*late))) return false;
     if (goes_on(*seat)) return true;
     if (waits) return false;
   }
@@ -108,12 +141,13 @@ bool Schedule::advance_one(const std::function<bool()>& urgent, bool& waits) {
 }
 
 // All but the current one: first those that have something of their own, then those that have come least far.
-std::vector<Schedule::Seat*> Schedule::others_in_order() {
+std::vector<Schedule::Seat*> Schedule::others_in_order(Slots next) {
   std::vector<Seat*> seats;
   for (Seat& seat : seats_)
     if (&seat != current_) seats.push_back(&seat);
-  auto key = [](const Seat* seat) {
-    return std::tuple(!seat->member->begun, seat->server->step_done(), seat->member->rank.rank);
+  auto key = [next](const Seat* seat) {
+    const bool out_of_turn = !(next & slot_bit(seat->member->slot));
+    return std::tuple(!seat->member->begun, seat->server->step_done(), out_of_turn, seat->member->rank.rank);
   };
   std::ranges::sort(seats, [&](const Seat* a, const Seat* b) { return key(a) < key(b); });
   return seats;
@@ -156,14 +190,19 @@ Schedule::Progress Schedule::advance(Seat& seat, const std::function<bool()>& ur
   if (member.hold != Hold::None) return Progress::None;
   const uint64_t done = seat.server->step_done();
   bool did = false;
-  for (int n = 0; n < kTurn && !urgent() && step(seat, did); n++) {
+  for (int n = 0; n < kTurn && !urgent(); n++) {
+    if (!step(seat, did)) {
+      // A message that has come since is its next one: the turn is not another's for that.
+      if (member.hold == Hold::None && !seat.server->finished() && seat.server->ready()) continue;
+      break;
+    }
     if (seat.server->step_done() == done) continue;
     member.begun = false;  // at the end of a step it has nothing but what it keeps, and others may come first
     break;
   }
   if (member.hold != Hold::None) seat.waits_since = messages();
   if (did || member.hold != Hold::None) return Progress::Did;
-  return seat.server->blocked() || seat.server->ring().has_message() ? Progress::None : Progress::Empty;
+  return seat.server->blocked() ? Progress::None : Progress::Empty;
 }
 
 Schedule::Progress Schedule::advance(Group& group, const std::function<bool()>& urgent) {
@@ -190,10 +229,13 @@ Schedule::Progress Schedule::advance(Group& group, const std::function<bool()>& 
     group.idle_since.reset();
     const ValueNumber& key = seats.front()->member->call.key;
     if (std::all_of(seats.begin(), seats.end(), [&](Seat* seat) { return seat->member->call.key == key; })) {
-      if (splicer_.samples(*seats.front()->member))
-        run_each(seats);
-      else
+      if (join(group)) return Progress::Did;
+      const Member& first = *seats.front()->member;
+      const bool serves_all = splicer_.serves_all(first), verifies = serves_all && splicer_.samples(first);
+      if (serves_all && !verifies)
         run_together(seats);
+      else
+        run_each(seats, verifies);
       if (strikes_ > 0 && ++calm_ >= kCalm << std::min(splicer_.counters().timeouts, kMostDoublings)) {
         strikes_--;
         calm_ = 0;
@@ -239,20 +281,38 @@ bool Schedule::run_together(std::vector<Seat*> seats) {
   return did;
 }
 
-// The same, but every rank computes it and the results are compared.
-void Schedule::run_each(const std::vector<Seat*>& seats) {
+// The same, but each for itself. `verifies`: and the results are compared.
+void Schedule::run_each(const std::vector<Seat*>& seats, bool verifies) {
   for (Seat* seat : seats) {
     Member& member = *seat->member;
     member.hold = Hold::None;
     member.pass = member.call.message;
-    member.verifies = true;
+    member.verifies = verifies;
     seat->server->step();
     member.verifies = false;
   }
 }
 
+// Who waits for this group at the call that it has come to.
+bool Schedule::join(Group& group) {
+  Slots waiting = 0;
+  for (const Seat& seat : seats_)
+    if (const Member& member = *seat.member;
+        member.hold == Hold::Sync && member.waits_for & group.members && !seat.held)
+      waiting |= slot_bit(member.slot);
+  const Slots members = group.members;
+  waiting = with_call(waiting, seats_of(members).front()->member->call.key);
+  if (!waiting) return false;
+  groups_.erase(groups_.begin() + (&group - groups_.data()));
+  form(members | waiting);
+  return true;
+}
+
 void Schedule::form(Slots members) {
+  uint64_t position = 0;
+  for (const Seat* seat : seats_of(members)) position = std::max(position, seat->member->position);
   for (Seat* seat : seats_of(members)) {
+    seat->member->position = position;
     seat->member->hold = Hold::None;
     seat->member->waits_for = 0;
     seat->member->lockstep = true;
@@ -260,7 +320,6 @@ void Schedule::form(Slots members) {
   }
   groups_.push_back({members, std::nullopt});
   splicer_.counters().lockstep_runs++;
-  splicer_.met();
 }
 
 void Schedule::dissolve(Group& group) {
@@ -287,10 +346,20 @@ bool Schedule::gather() {
     }
     if (std::popcount(needed) < 2) return end_wait(seat, false);
     if (member.hold == Hold::Parked) run_together(seats_of(needed));
-    form(needed);
+    const Slots first = furthest_behind(needed);
+    if (std::popcount(first) < 2) return end_wait(*seats_of(first).front(), false);
+    form(first);
+    splicer_.met();
     return true;
   }
   return false;
+}
+
+// Of those who are all there: who is to go on first, so that the others may meet it where they are.
+Slots Schedule::furthest_behind(Slots slots) {
+  const std::vector<Seat*> seats = seats_of(slots);
+  const Seat* last = *std::ranges::min_element(seats, {}, [](const Seat* seat) { return seat->member->position; });
+  return with_call(slots, last->member->call.key);
 }
 
 // Nobody can do anything: ends a wait that cannot end, or that has lasted long enough.

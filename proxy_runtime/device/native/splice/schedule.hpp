@@ -1,12 +1,12 @@
 // Which rank of a device runs when.
 //
 // One at a time until it waits for a collective, so that one rank's activations live at once; those that have come less
-// far first, and of these in the order of the ranks, so that sums are made of whole subtrees. Where ranks are about to
-// do the same (they touch a collective's result, or write what they share), whoever comes first waits; together they go
-// on in lockstep: as long as their next operators are the same on the same values, one run serves all. The first
-// difference ends it. Waiting that cannot end is found where it can be, and ended by a time limit where not (a host
-// that waits for another host; work without end): limits change memory and time, never bits. Hosts that ask again and
-// again whether something has come do no work by that.
+// far first, and of these in an order in which sums are made of whole subtrees. Where ranks are about to
+// do the same (they touch a collective's result, or write what they share), whoever comes first waits; who turns out to
+// be behind then comes to where the others are. Together they go on in lockstep: as long as their next operators are
+// the same on the same values, one run serves all. The first difference ends it. Waiting that cannot end is found where
+// it can be, and ended by a time limit where not (a host that waits for another host; work without end): limits change
+// memory and time, never bits. Hosts that ask again and again whether something has come do no work by that.
 #pragma once
 
 #include <chrono>
@@ -60,24 +60,28 @@ class Schedule {
   bool advance_one(const std::function<bool()>& urgent, bool& waits);
   bool wait_for_host(Seat& seat);
   void end_wait_for_host(bool in_vain);
-  std::vector<Seat*> others_in_order();
+  std::vector<Seat*> others_in_order(Slots next);
   bool could_go_on(const Seat& seat) const;
   Progress advance(Seat& seat, const std::function<bool()>& urgent);
   Progress advance(Group& group, const std::function<bool()>& urgent);
   bool run_together(std::vector<Seat*> seats);
-  void run_each(const std::vector<Seat*>& seats);
+  void run_each(const std::vector<Seat*>& seats, bool verifies);
   bool gather();
   bool resolve();
   bool too_far(const Seat& seat) const;
   uint64_t messages() const;
   bool end_wait(Seat& seat, bool timed_out);
   bool hopeless(const Seat& seat) const;
+  Slots furthest_behind(Slots slots);
+  bool join(Group& group);
   void form(Slots members);
   void dissolve(Group& group);
   void strike();
   bool over(std::chrono::microseconds limit, Clock::time_point since);
   Slots present(Slots slots) const;
   Slots arrived(const Member& member) const;
+  Slots with_call(Slots slots, const ValueNumber& key);
+  Slots next_in_tree() const;
   std::vector<Seat*> seats_of(Slots slots);
   Group* group_of(const Member& member);
 

@@ -55,6 +55,7 @@ void Splicer::prepare(Member& m, const Template& t, const Call& from) {
   call.storages.resize(n);
   call.first.resize(n);
   call.repeats = false;
+  m.position++;
   prepared_++;
   for (uint32_t i = 0; i < n; i++) {
     const PhysicalPtr& storage = m.rank.storages.find(handles[i]);
@@ -95,10 +96,8 @@ bool Splicer::execute(Member& m, Template& t, Call call, WordWriter* spec) {
   prepare(m, t, call);
   if (!may_run(m)) return false;
   m.begun |= !m.lockstep;
-  if (m.others.empty()) {
-    if (take_known(m, t, spec)) return true;
-    if (parks(m)) return false;
-  }
+  if (take_known(m, t, spec)) return true;
+  if (m.others.empty() && parks(m)) return false;
   perform(m, t, call, spec);
   return true;
 }
@@ -110,7 +109,7 @@ bool Splicer::may_run(Member& m) {
     if (!m.marks.empty())
       for (uint64_t handle : m.call.handles) m.marks.erase(handle);
     m.unsynced = 0;
-    if (facts.random || !facts.shareable || facts.uninitialised) return true;
+    if (!facts.shareable || facts.uninitialised) return true;
     m.hold = Hold::Head;
     return false;
   }
@@ -125,6 +124,7 @@ bool Splicer::may_run(Member& m) {
   // fused optimizer): the peers are about to do the same, also one that has come too late to share it yet.
   if (!cohort && m.unsynced)
     if (const Slots holders = holders_of_written(m); holders & ~slot_bit(m.slot)) cohort = holders | m.unsynced;
+  cohort |= waiting_for_it_here(m);
   if (!(cohort & ~slot_bit(m.slot)) || m.met == m.call.message) return true;
   m.unsynced = 0;
   m.hold = Hold::Sync;
@@ -132,16 +132,22 @@ bool Splicer::may_run(Member& m) {
   return false;
 }
 
+// Those that wait at the same call, for this rank too: they have come to a sync point that this one has passed.
+Slots Splicer::waiting_for_it_here(const Member& m) const {
+  Slots waiting = 0;
+  for (const auto& other : members_)
+    if (other->hold == Hold::Sync && other->waits_for & slot_bit(m.slot) && other->call.key == m.call.key)
+      waiting |= other->waits_for;
+  return waiting;
+}
+
 // Ranks that share something which the call writes and reads.
 Slots Splicer::holders_of_written(const Member& m) const {
-  Slots holders = 0;
+  Slots found = 0;
   for (uint32_t place : m.call.facts->written) {
-    const PhysicalStorage& storage = *m.call.storages[place];
-    if (!m.call.facts->overwritten[place].empty()) continue;
-    for (uint32_t slot = 0; slot < storage.references.size(); slot++)
-      if (storage.references[slot]) holders |= slot_bit(slot);
+    if (m.call.facts->overwritten[place].empty()) found |= holders(*m.call.storages[place]);
   }
-  return holders;
+  return found;
 }
 
 uint64_t Splicer::shared_written_bytes(const Member& m) const {
@@ -188,38 +194,53 @@ void Splicer::learn(Member& m) {
   seen(m, site(m));
 }
 
+// Also for those that it leads: what a rank has computed that has come there first is not computed again.
 bool Splicer::take_known(Member& m, Template& t, WordWriter* spec) {
   OpFacts& facts = *m.call.facts;
   if (facts.random || !facts.shareable || facts.uninitialised) return false;
   if (spec && (facts.spec.empty() || facts.spec_key != m.call.key)) return false;
   const uint32_t n = spec ? facts.new_storages : t.new_storages;
   if (n == 0 && facts.written.empty()) return false;
+  Slots takers = slot_bit(m.slot);
+  for (const Member* other : m.others) takers |= slot_bit(other->slot);
   c10::SmallVector<PhysicalStorage*, 16> found;
   for (uint32_t k = 0; k < n; k++) {
     const uint64_t bytes = spec ? facts.new_bytes[k] : Ledger::kAnySize;
-    found.push_back(ledger_.find(Mixer(Domain::New).number(m.call.key).word(k).done(), m.slot, bytes));
+    found.push_back(ledger_.find(Mixer(Domain::New).number(m.call.key).word(k).done(), takers, bytes));
     if (!found.back()) return false;
   }
   for (uint32_t place : facts.written) {
     if (!m.call.first_of(place)) return false;
-    found.push_back(ledger_.find(Mixer(Domain::Written).number(m.call.key).word(place).done(), m.slot,
+    found.push_back(ledger_.find(Mixer(Domain::Written).number(m.call.key).word(place).done(), takers,
                                  m.call.storages[place]->storage.nbytes()));
     if (!found.back()) return false;
   }
-  if (m.verifies || samples(m)) {
-    m.verifies = true;
-    return false;
+  if (m.others.empty()) {
+    if (m.verifies || samples(m)) {
+      m.verifies = true;
+      return false;
+    }
+    learn(m);
   }
-  learn(m);
-  size_t next = 0;
-  for (uint32_t k = 0; k < n; k++) m.rank.storages.bind(m.call.base + k, PhysicalPtr::reclaim_copy(found[next++]));
-  for (uint32_t place : facts.written)
-    m.rank.storages.rebind(m.call.handles[place], PhysicalPtr::reclaim_copy(found[next++]));
+  auto take = [&](Member& taker) {
+    size_t next = 0;
+    for (uint32_t k = 0; k < n; k++)
+      taker.rank.storages.bind(taker.call.base + k, PhysicalPtr::reclaim_copy(found[next++]));
+    for (uint32_t place : facts.written)
+      taker.rank.storages.rebind(taker.call.handles[place], PhysicalPtr::reclaim_copy(found[next++]));
+  };
+  take(m);
+  for (Member* other : m.others) {
+    take(*other);
+    other->delivery = spec ? Delivery{nullptr, facts.spec, facts.expected, facts.new_storages} : Delivery();
+  }
   if (spec) learn_results(t, *spec, facts.spec, facts.expected, facts.new_storages);
   m.call.message = 0;
-  counters_.shared++;
+  counters_.shared += 1 + m.others.size();
   return true;
 }
+
+bool Splicer::serves_all(const Member& m) const { return m.call.facts && !m.call.facts->random; }
 
 bool Splicer::samples(const Member& m) {
   if (verify_one_of_ == 0 || ++unverified_ < verify_at_) return false;
@@ -370,7 +391,7 @@ void Splicer::place_number(Member& m, uint64_t handle, const ValueNumber& value,
   ledger_.recharge(storage);
   if (merge) {
     const uint64_t bytes = storage.storage.nbytes();
-    PhysicalStorage* same = ledger_.find(value, m.slot, bytes);
+    PhysicalStorage* same = ledger_.find(value, slot_bit(m.slot), bytes);
     if (same && same != &storage && references(storage) == 1) {
       if (m.verifies) {
         counters_.verified++;

@@ -39,7 +39,9 @@ class Splicer {
   void verify_one_of(uint64_t n) { verify_one_of_ = verify_at_ = n; }
   // For tests: in so many comparisons from now on, a bit is found to differ; 0: never.
   void err_at(uint64_t comparison) { errs_at_ = comparison; }
-  // Whether the call at the head of these ranks' queues is one to be computed by each of them and compared.
+  // Of the message at the heads of the queues of ranks that go on together: whether one of them executes it for all.
+  bool serves_all(const Member& member) const;
+  // Whether such a call is one to be computed by each of them and compared.
   bool samples(const Member& member);
 
   // A Define (`spec` is given) or an Exec. False: not now, see Member::hold. Throws what the operator throws.
@@ -50,7 +52,8 @@ class Splicer {
   void allocated(Member& member, uint64_t handle);
   void released(Member& member, uint64_t handle);
   void resized(Member& member, uint64_t handle, const ValueNumber& before);
-  void write(Member& member, uint64_t handle, uint64_t offset, const void* bytes, uint64_t n);
+  // False: not now, as for execute().
+  bool write(Member& member, uint64_t handle, uint64_t offset, const void* bytes, uint64_t n);
   PhysicalStorage& readable(const PhysicalPtr& storage);
   // And those that change what its operators see.
   void seeded(Member& member, uint64_t generator, uint64_t seed);
@@ -77,7 +80,7 @@ class Splicer {
  private:
   void prepare(Member& member, const Template& t, const Call& call);
   bool may_run(Member& member);
-  bool take_known(Member& member, Template& t, WordWriter* spec);
+  bool take_known(Member& leader, Template& t, WordWriter* spec);
   void perform(Member& leader, Template& t, const Call& call, WordWriter* spec);
   PhysicalPtr owned(const PhysicalPtr& from, uint32_t of_writers, Range overwritten, bool counts);
   void own_written(Member& leader);
@@ -88,6 +91,7 @@ class Splicer {
   uint64_t shared_written_bytes(const Member& member) const;
   uint64_t site(const Member& member) const;
   Slots holders_of_written(const Member& member) const;
+  Slots waiting_for_it_here(const Member& member) const;
   void name_contents(Member& member);
   bool parks(Member& member);
   void advance_random(Member& member);

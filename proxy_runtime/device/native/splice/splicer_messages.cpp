@@ -8,6 +8,9 @@
 namespace ergo::device::splice {
 namespace {
 
+// Ranks that go on together do not look at each other's smaller writes.
+constexpr uint64_t kDiffers = 1024;
+
 // All members take part alike and go on alike.
 bool meets(CollectiveKind kind) {
   return kind == CollectiveKind::AllReduce || kind == CollectiveKind::Broadcast || kind == CollectiveKind::AllGather ||
@@ -73,24 +76,38 @@ void Splicer::resized(Member& m, uint64_t handle, const ValueNumber& before) {
   storage.value = bytes ? Mixer(Domain::Resized).number(before).word(bytes).done() : number_of_uninitialised(0);
 }
 
-void Splicer::write(Member& m, uint64_t handle, uint64_t offset, const void* bytes, uint64_t n) {
+bool Splicer::write(Member& m, uint64_t handle, uint64_t offset, const void* bytes, uint64_t n) {
+  const uint64_t message = m.rank.messages + 1;
+  if (m.call.message != message) {
+    m.call.facts = nullptr;
+    m.call.key = number_of_contents(bytes, n);
+    m.call.message = message;
+  }
+  // Ranks go on together until one gets what the others do not: a batch each is on the device when its turn comes.
+  if (m.lockstep && n >= kDiffers && m.pass != message) {
+    m.hold = Hold::Head;
+    return false;
+  }
+  m.call.message = 0;
+  m.begun |= !m.lockstep && n >= kDiffers;
   const PhysicalPtr from = m.rank.storages.find(handle);
   const uint64_t size = from->storage.nbytes();
   ledger_.entry(*from);
   const bool whole = offset == 0 && n == size;
-  ValueNumber value = number_of_contents(bytes, n);
+  ValueNumber value = m.call.key;
   if (!whole) {
     value = Mixer(Domain::Part).number(from->value).word(offset).number(value).done();
-  } else if (PhysicalStorage* same = ledger_.find(value, m.slot, size)) {
+  } else if (PhysicalStorage* same = ledger_.find(value, slot_bit(m.slot), size)) {
     m.rank.storages.rebind(handle, PhysicalPtr::reclaim_copy(same));
     counters_.shared++;
-    return;
+    return true;
   }
   const PhysicalPtr own = owned(from, 1, {offset, offset + n}, true);
   if (own != from) m.rank.storages.rebind(handle, own);
   backend_.write(own->storage, offset, bytes, n);
   sharing_.fill(*own, {offset, offset + n});
   place_number(m, handle, value, true);
+  return true;
 }
 
 PhysicalStorage& Splicer::readable(const PhysicalPtr& storage) {
@@ -253,7 +270,7 @@ void Splicer::completed(Member& m, const CollectiveCall& call, PendingCollective
     const PhysicalStorage& storage = *pending.storages[first + i];
     all = call.fills(i, storage);
     if (!all) break;
-    known.push_back(bound(i) ? ledger_.find(numbers[i], m.slot, storage.storage.nbytes()) : nullptr);
+    known.push_back(bound(i) ? ledger_.find(numbers[i], slot_bit(m.slot), storage.storage.nbytes()) : nullptr);
     all = known.back() || !bound(i);
   }
   if (all) {

@@ -115,6 +115,38 @@ def test_a_rank_that_makes_its_state_late_is_waited_for(job: Callable[..., Any])
     assert counters(running)["copies"] == 0
 
 
+def test_a_rank_that_has_passed_where_the_others_wait_is_met_where_it_waits(job: Callable[..., Any]) -> None:
+    """It has written its step counters before the others had theirs: the weights after them are written together."""
+    running = job([0, 0, 0])
+    weights, gradient, steps = 1, 2, 3
+    passed, made = threading.Event(), threading.Barrier(2)
+
+    def program(rank: Rank, index: int) -> list[float]:
+        rank.producer.write_floats(weights, VALUES)
+        rank.producer.write_floats(gradient, [1.0] * N)
+        settled(rank)
+        rank.all_reduce(gradient, N)
+        if index < 2:
+            assert passed.wait(60)
+        rank.producer.write_floats(steps, [1.0] * N)
+        if index < 2:
+            settled(rank)
+            made.wait(60)
+        rank.run(mul_(steps, 2, N))
+        if index == 2:
+            settled(rank)
+            passed.set()
+        for _ in range(2):
+            rank.run(mul_(weights, 3, N))
+            rank.run(mul_(steps, 2, N))
+        return floats(rank, weights)
+
+    assert together(running.ranks, program) == [[9 * value for value in VALUES]] * 3
+    counted = counters(running)
+    assert counted["copies"] == counted["timeouts"] == 0
+    assert counted["executed"] == 5 and counted["physical_bytes"] == 3 * 4 * N
+
+
 def test_the_same_call_on_the_same_values_runs_once(pair: Any) -> None:
     def program(rank: Rank, index: int) -> list[float]:
         rank.producer.write_floats(1, VALUES)

@@ -46,6 +46,30 @@ def test_a_rank_whose_host_is_late_is_waited_for(job: Callable[..., Any]) -> Non
     assert 4 * 4 * LARGE <= counters(running)["peak_bytes"] <= 5 * 4 * LARGE
 
 
+def test_a_batch_comes_to_the_device_when_it_is_its_ranks_turn(job: Callable[..., Any]) -> None:
+    """Ranks that go on together part where each is given something of its own."""
+    running = job([0] * 4)
+
+    def program(rank: Rank, index: int) -> None:
+        rank.producer.write_floats(1, [1.0] * N)
+        rank.producer.write_floats(2, [1.0] * N)
+        for step in range(3):
+            batch = rank.next_handle
+            rank.next_handle += 1
+            rank.producer.write_floats(batch, [4.0 * step + index] * LARGE)
+            scores = rank.run(sin(batch, LARGE), results=1)
+            for handle in (batch, scores):
+                rank.producer.free(handle)
+            rank.all_reduce(2, N)
+            rank.run(add_(1, 2, N))
+        rank.producer.sync()
+
+    together(running.ranks, program)
+    counted = counters(running)
+    assert 2 * 4 * LARGE <= counted["peak_bytes"] < 3 * 4 * LARGE
+    assert counted["copies"] == 0 and counted["lockstep_runs"] >= 3
+
+
 def test_what_a_waiting_rank_gives_up_further_on_is_given_up_at_once(job: Callable[..., Any]) -> None:
     running = job([0, 0])
     first, second = (Rank(producer) for producer in running.ranks)
