@@ -66,5 +66,7 @@ def test_what_differs_is_found(tmp_path: Path) -> None:
         "    optimizer.step()\n"
     )
     kind = KINDS[QUICK[0]]
-    finding = prove(dataclasses.replace(kind, script=Script(script, ranks=2)), 1, tmp_path / "runs")
+    kind = dataclasses.replace(kind, script=Script(script, ranks=2), shows="what it never prints")
+    finding = prove(kind, 1, tmp_path / "runs")
+    assert finding.problems == ["not every rank has shown 'what it never prints'"] * 2
     assert {name.split("/")[1] for name in finding.different} >= {"losses", "weights"}
