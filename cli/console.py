@@ -22,7 +22,7 @@ def _console(*, stderr: bool) -> Console:
 messages = _console(stderr=True)
 data = _console(stderr=False)
 
-_PARTS = ("stop", "agree", "process", "device", "volume", "write", "read", "processes", "reconnect")
+_PARTS = ("stop", "agree", "process", "device", "volume", "write", "read", "processes", "connect", "reconnect")
 
 
 def say(text: str) -> None:
@@ -36,10 +36,11 @@ def cut_sentence(report: CutReport) -> str:
         steps = sorted(set(report.steps))
         at = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
         late = "" if report.reached_step else " (the step asked for was not reached in time)"
+        checkpoint = f", checkpoint {report.checkpoint}" if report.checkpoint else ""
         down = f"down {report.ms['downtime'] / 1e3:.2f} s, " if "downtime" in report.ms else ""
         return (
             f"cut at {at}{late}: {report.outcome}, epoch {report.epoch}, "
-            f"{down}{report.pending_operations} operations pending, checkpoint {report.checkpoint}"
+            f"{down}{report.pending_operations} operations pending{checkpoint}"
         )
     if report.outcome == "job-ended":
         return "cut: the job had ended already"

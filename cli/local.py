@@ -91,7 +91,10 @@ def resize(
     job: JobArgument = None,
     at_step: StepOption = None,
 ) -> None:
-    """Has JOB go on on K devices: on fewer, several of its ranks share one; its numbers stay the same."""
+    """Has JOB go on on K devices: on fewer, several of its ranks share one; its numbers stay the same.
+
+    Its processes run on, and no checkpoint is taken.
+    """
     from model.errors import ModelError
     from model.splicing import check_width
     from model.units import counted
@@ -105,7 +108,7 @@ def resize(
         raise RunError(str(error), code="run.bad-width") from error
     if devices == status.get("width"):
         raise RunError(f"the job runs on {counted(devices, 'device')} already.", code="run.bad-width")
-    _finish(client.cut(CutRequest(at_step=at_step, devices=devices)))
+    _finish(client.cut(CutRequest(at_step=at_step, devices=devices, keep_processes=True)))
 
 
 def suspend(job: JobArgument = None, at_step: StepOption = None) -> None:

@@ -70,7 +70,7 @@ def _play(example: str, cwd: Path) -> list[tuple[float, CutReport]]:
 
 
 def _resize(job: Job, width: int, at_step: int) -> CutReport:
-    report = job.cut(CutRequest(at_step=at_step, devices=width, step_deadline_s=_DEADLINE_S))
+    report = job.cut(CutRequest(at_step=at_step, devices=width, step_deadline_s=_DEADLINE_S, keep_processes=True))
     if report.outcome != "moved":
         raise BenchmarkError(f"A job did not go on on {width} devices ({report.outcome}): {report.error}")
     return report

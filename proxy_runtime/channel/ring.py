@@ -268,6 +268,10 @@ class Ring:
     def mark_proxy_gone(self) -> None:
         """Tells the rank that nothing will answer any more, and wakes it: its waits raise."""
         self._words32[_PROXY_GONE // 4] = 1
+        self.wake_rank()
+
+    def wake_rank(self) -> None:
+        """Has a rank that sleeps look again at what it waits for."""
         word = ctypes.c_uint32.from_buffer(self._map, _PRODUCER_SLEEPING)
         libc = ctypes.CDLL(None, use_errno=True)
         libc.syscall(_SYS_FUTEX, ctypes.byref(word), _FUTEX_WAKE, 2**31 - 1, None, None, 0)

@@ -23,11 +23,9 @@ from proxy_runtime.checkpoint.chunking import SEGMENT
 from proxy_runtime.checkpoint.chunkwriter import ChunkWriter, Compression
 from proxy_runtime.checkpoint.errors import UNSUPPORTED, CheckpointError, FencedError, from_os_error
 from proxy_runtime.checkpoint.layout import Layout
-from proxy_runtime.checkpoint.merkle import CHUNK_REF, ZERO_ID, pack_refs
+from proxy_runtime.checkpoint.merkle import CHUNK_REF, pack_refs
 from proxy_runtime.checkpoint.parts import Part, TreeBuilder, entry_of
-
-SKETCH = 32
-"""Ids of chunks in a sketch: enough to tell a quarter in common from a few constants."""
+from proxy_runtime.checkpoint.sketch import SKETCH, sketch
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +158,12 @@ class CheckpointWriter:
             self._add(part, entry.model_copy(update=update))
 
     def sketch(self, part: Part, name: str, size: int = SKETCH) -> tuple[str, ...]:
-        """The lowest ids of a file's chunks, shortened; zeros are none. Two files that have much in common have the
-        more of them in common, whatever is beside that. Empty for a file that was not added.
-        """
+        """What tells that a file has much in common with another one. Empty for a file that was not added."""
         with self._lock:
             entry = self._trees[part].get(name) if part in self._trees else None
         if entry is None:
             return ()
-        refs = base64.b64decode(entry.chunks)
-        ids = {chunk for chunk, _ in CHUNK_REF.iter_unpack(refs)} - {ZERO_ID}
-        return tuple(one[:8].hex() for one in sorted(ids)[:size])
+        return sketch((chunk for chunk, _ in CHUNK_REF.iter_unpack(base64.b64decode(entry.chunks))), size)
 
     def commit(self, header: ManifestHeader, exits: Mapping[int, int] | None = None) -> CheckpointId:
         """Makes the checkpoint durable and the job's HEAD point to it.

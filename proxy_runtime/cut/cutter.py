@@ -48,8 +48,8 @@ class Cutter:
         exits: exit codes of the ranks that have no process any more, as of `dump`: each is 0.
     """
 
-    def __init__(self, generation: Generation, tool: Criu, scratch: Path, report: CutReport) -> None:
-        """`report` is filled in; `scratch` becomes this cut's own."""
+    def __init__(self, generation: Generation, tool: Criu | None, scratch: Path, report: CutReport) -> None:
+        """`report` is filled in; `scratch` becomes this cut's own; without a `tool` only devices are dumped."""
         self._generation = generation
         self._tool = tool
         self._scratch = scratch
@@ -141,17 +141,11 @@ class Cutter:
         self.exits = {rank.rank: rank.exit.code for rank in gone if rank.exit is not None}
         capture = FrozenTogether(len(living), deadline_s, lambda: self._capture(writer, hold))
 
-        def device(rank: Rank) -> int:
-            base = self._scratch / f"rank-{rank.rank}"
-            base.mkdir(mode=0o700, exist_ok=True)
-            size = generation.proxy_of(rank).dump(rank.rank, base / "meta", base / "storages", deadline_s=deadline_s)
-            self._report.ms["device"] = max(self._report.ms.get("device", 0.0), elapsed_ms(start))
-            return size
-
         def process(rank: Rank) -> int:
             images = self._scratch / f"rank-{rank.rank}" / "process"
             images.mkdir(mode=0o700, parents=True, exist_ok=True)
             assert rank.container is not None
+            assert self._tool is not None
             try:
                 done = criu.dump(self._tool, rank.container, images, on_frozen=capture.wait, deadline_s=deadline_s)
             except BaseException as error:
@@ -160,7 +154,7 @@ class Cutter:
             return done.bytes
 
         calls: list[Callable[[], int]] = [lambda rank=rank: process(rank) for rank in living]
-        calls += [lambda rank=rank: device(rank) for rank in generation.ranks]
+        calls += self._device_dumps(start, deadline_s)
         try:
             sizes = in_parallel(calls)
         except Exception as error:
@@ -170,6 +164,12 @@ class Cutter:
         require_living(generation)  # of a tree the image may be without a process that was killed
         self._report.ms["process"] = elapsed_ms(start)
         self._report.image_bytes, self._report.device_bytes = sum(sizes[: len(living)]), sum(sizes[len(living) :])
+
+    def dump_devices(self, *, deadline_s: float) -> None:
+        """Dumps what the devices hold of each rank into the scratch directory, and nothing else. The ranks run on."""
+        require_living(self._generation)
+        self._report.device_bytes = sum(in_parallel(self._device_dumps(time.perf_counter(), deadline_s)))
+        require_living(self._generation)
 
     def pack(self, writer: CheckpointWriter) -> None:
         """Hands what was dumped to the writer. The ranks may run meanwhile."""
@@ -187,6 +187,17 @@ class Cutter:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     # ------------------------------------------------------------------ what they consist of
+
+    def _device_dumps(self, start: float, deadline_s: float) -> list[Callable[[], int]]:
+        def device(rank: Rank) -> int:
+            base = self._scratch / f"rank-{rank.rank}"
+            base.mkdir(mode=0o700, exist_ok=True)
+            proxy = self._generation.proxy_of(rank)
+            size = proxy.dump(rank.rank, base / "meta", base / "storages", deadline_s=deadline_s)
+            self._report.ms["device"] = max(self._report.ms.get("device", 0.0), elapsed_ms(start))
+            return size
+
+        return [partial(device, rank) for rank in self._generation.ranks]
 
     def _await_step(self, at_step: int, until: float, given_up: Callable[[], bool]) -> bool:
         """Whether every proxy stands at the end of that step; those that do are not asked again."""

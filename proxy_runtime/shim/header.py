@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,14 @@ def rank_states(generation: Generation, counts: dict[int, dict[str, Any]]) -> tu
     return tuple(_rank_state(generation, rank, counts.get(rank.rank, {})) for rank in generation.ranks)
 
 
-def sketched(states: Iterable[RankState], writer: CheckpointWriter) -> tuple[RankState, ...]:
-    """The same with what tells replicas: their device memory has been given to `writer`."""
-    return tuple(
-        state.model_copy(update={"sketch": writer.sketch(Part.device(state.rank), "storages")}) for state in states
-    )
+def sketched(states: Iterable[RankState], sketch: Callable[[int], tuple[str, ...]]) -> tuple[RankState, ...]:
+    """The same with what tells replicas: `sketch` says it of a rank's device memory."""
+    return tuple(state.model_copy(update={"sketch": sketch(state.rank)}) for state in states)
+
+
+def sketch_in(writer: CheckpointWriter) -> Callable[[int], tuple[str, ...]]:
+    """Of ranks whose device memory has been given to `writer`."""
+    return lambda rank: writer.sketch(Part.device(rank), "storages")
 
 
 def _rank_state(generation: Generation, rank: Rank, counts: dict[str, Any]) -> RankState:

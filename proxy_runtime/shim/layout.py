@@ -16,7 +16,7 @@ PRIVATE_ROOT = "/run/ergo"
 
 @dataclass(frozen=True, slots=True)
 class EpochLayout:
-    """Directories of one epoch of a job: nothing in here is shared with another epoch."""
+    """Directories of one epoch of a job, and of those after it that have its processes still."""
 
     root: Path
     job_id: str
@@ -116,11 +116,11 @@ class RunLayout:
         """The epoch that counts: what is in any other may be incomplete or about to go."""
         return EpochLayout(self._current.resolve(), self.job_id)
 
-    def set_current(self, epoch: int) -> None:
+    def set_current(self, epoch: EpochLayout) -> None:
         """Makes an epoch the one that counts, in one step."""
         fresh = self.root / "current.new"
         fresh.unlink(missing_ok=True)
-        fresh.symlink_to(f"e{epoch}")
+        fresh.symlink_to(epoch.root.name)
         fresh.rename(self._current)
 
     @property

@@ -17,15 +17,17 @@ from model.units import counted
 from proxy_runtime.build import Build
 from proxy_runtime.checkpoint.errors import BUSY, CheckpointError
 from proxy_runtime.checkpoint.reader import CheckpointReader
+from proxy_runtime.checkpoint.sketch import sketch_of
 from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.cut.cutter import Cutter
 from proxy_runtime.device.client import Zygote
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.shim.generation import Generation, ended_on_error
-from proxy_runtime.shim.header import host_class, manifest_header, numerics_class, rank_states, sketched
+from proxy_runtime.shim.header import host_class, manifest_header, numerics_class, rank_states, sketch_in, sketched
 from proxy_runtime.shim.layout import EpochLayout, RunLayout
 from proxy_runtime.shim.placing import place
+from proxy_runtime.shim.reattaching import Reattachment
 from proxy_runtime.shim.restoring import Restoration
 from proxy_runtime.shim.spec import CutReport, CutRequest, RankExit, RunError, RunSpec
 from proxy_runtime.shim.zygotes import fork_proxies, start_zygote
@@ -58,7 +60,7 @@ class NodeJob:
     def start(self) -> None:
         """Starts all ranks and proxies. Raises ErgoError with nothing left behind."""
         layout = self._new_epoch(0)
-        self.layout.set_current(0)  # from its first moment on, what the job writes is the job's
+        self.layout.set_current(layout)  # from its first moment on, what the job writes is the job's
         generation = Generation.prepare(self.spec, 0, layout, self.build, self.spec.devices)
         with ended_on_error(generation):
             self._start_zygote()
@@ -204,6 +206,9 @@ class NodeJob:
                 f"cannot place {counted(self.spec.world_size, 'rank')} on {counted(devices, 'device')}.",
                 code="run.bad-width",
             )
+        if request.keep_processes:
+            self._reattach(old, devices, request, report)
+            return
         store = self._opened_store()
         scratch = old.layout.scratch("cut")
         fresh: Generation | None = None
@@ -232,7 +237,7 @@ class NodeJob:
                     report.ms["downtime"] = (clock() - start) * 1e3 - report.ms.get("wait_for_step", 0.0)
                 committed = clock()
                 cutter.pack(writer)
-                ranks = sketched(rank_states(old, cutter.counts), writer)
+                ranks = sketched(rank_states(old, cutter.counts), sketch_in(writer))
                 if fresh is not None and devices != old.devices:  # who shares a device is not known before
                     fresh.placement = place(self.spec, ranks, devices, old.placement)
                     fresh.connect()
@@ -279,6 +284,53 @@ class NodeJob:
         report.epoch = self.epoch
         self._collect(store)
 
+    def _reattach(self, old: Generation, devices: int, request: CutRequest, report: CutReport) -> None:
+        """The same for a job whose processes stay; old and fresh generation have one directory."""
+        if request.stop or not request.move or devices == old.devices:
+            raise RunError(
+                f"processes are kept where a job goes on at another width; this one is on "
+                f"{counted(old.devices, 'device')} already.",
+                code="run.bad-width",
+            )
+        scratch = old.layout.scratch("cut")
+        try:
+            self._reattach_by(scratch, old, devices, request, report)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _reattach_by(
+        self, scratch: Path, old: Generation, devices: int, request: CutRequest, report: CutReport
+    ) -> None:
+        clock = time.perf_counter
+        fresh = Generation.prepare(self.spec, self.epoch + 1, old.layout, self.build, devices)
+        reattachment = Reattachment(old, fresh)
+        try:
+            self._fork_proxies(fresh)
+            cutter = Cutter(old, None, scratch, report)
+            start = clock()
+            limit_s = request.deadline_s
+            cutter.stop(at_step=request.at_step, step_deadline_s=request.step_deadline_s, deadline_s=limit_s)
+            cutter.finish(cutter.targets(), deadline_s=limit_s)
+            cutter.dump_devices(deadline_s=limit_s)
+            connected = clock()
+            ranks = sketched(
+                rank_states(old, cutter.counts), lambda rank: sketch_of(scratch / f"rank-{rank}" / "storages")
+            )
+            fresh.placement = place(self.spec, ranks, devices, old.placement)
+            fresh.connect()
+            report.ms["connect"] = (clock() - connected) * 1e3
+            reattachment.bring(scratch, deadline_s=limit_s)
+        except BaseException:
+            reattachment.refuse()
+            old.release()
+            raise
+        self._swap(fresh)  # from here on there is no way back: a proxy that dies ends the job, as at any time
+        reattachment.take()
+        report.outcome, report.epoch = "moved", self.epoch
+        reattachment.go()
+        report.ms |= reattachment.timings
+        report.ms["downtime"] = (clock() - start) * 1e3 - report.ms.get("wait_for_step", 0.0)
+
     def _swap(self, fresh: Generation) -> None:
         """The commit point of a move: the fresh generation stands, and is the job from here on.
 
@@ -306,7 +358,7 @@ class NodeJob:
         with self._lock:
             self.current = generation
             if generation is not None:
-                self.layout.set_current(generation.epoch)
+                self.layout.set_current(generation.layout)
 
     def _new_epoch(self, epoch: int, *, volume: bool = True) -> EpochLayout:
         layout = self.layout.epoch(epoch)

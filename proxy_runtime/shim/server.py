@@ -118,7 +118,7 @@ class Shim(SocketServer):
         self.finish(code, sentence + ".")
 
     def _last_words(self, device: int) -> str:
-        log = self._layout.epoch(self._job.epoch).proxy_log(device)
+        log = self._layout.current.proxy_log(device)
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         # What it did last, in its log's own format, is no reason to die.

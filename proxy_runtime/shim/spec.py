@@ -152,6 +152,8 @@ class CutRequest:
     Attributes:
         move: end the processes and restore them from the checkpoint (fresh namespaces, fresh proxies);
             otherwise the job goes on and the checkpoint is written behind its back.
+        keep_processes: of a move to another width: only device state moves, to fresh proxies. The processes stay, and
+            no checkpoint is taken.
         at_step: prefer the moment when every rank's device work of this step is done; None: now.
         step_deadline_s: how long to wait for `at_step` before *now* is taken.
         deadline_s: limit for every single phase of the cut.
@@ -165,16 +167,17 @@ class CutRequest:
     deadline_s: float = 60.0
     devices: int | None = None
     stop: bool = False
+    keep_processes: bool = False
 
 
 @dataclass(slots=True)
 class CutReport:
     """What a cut did. Times in milliseconds, sizes in bytes.
 
-    `outcome` is `moved`, `checkpointed`, `stopped`, `job-ended` (nothing was left to cut) or `called-off`
-    (it failed, `error` says why, and the job runs on as it was). `sharing` is what ranks on one device have shared
-    since they are there: the sums of their proxies' counters (docs/design/0004), empty where every rank had one of its
-    own.
+    `outcome` is `moved` (without a `checkpoint` where the processes were kept), `checkpointed`, `stopped`, `job-ended`
+    (nothing was left to cut) or `called-off` (it failed, `error` says why, and the job runs on as it was). `sharing` is
+    what ranks on one device have shared since they are there: the sums of their proxies' counters (docs/design/0004),
+    empty where every rank had one of its own.
     """
 
     outcome: str = "called-off"

@@ -40,11 +40,16 @@ _PAUSE_S = 0.02  # within each step of the job that is resized
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """One of a plan: to this width when all ranks have done the step, or `anywhere` after it."""
+    """One of a plan: to this width when all ranks have done the step, or `anywhere` after it.
+
+    Attributes:
+        restored: the processes go on from a checkpoint, as in a fleet; else they stay.
+    """
 
     step: int
     width: int
     anywhere: bool
+    restored: bool
 
 
 @dataclass(slots=True)
@@ -111,7 +116,11 @@ def planned(kind: Kind, seed: int, resizes: int = 0) -> list[Resize]:
             break
     spare = int(kind.steps * _LAST) - _APART * resizes
     steps = [2 + _APART * n + each for n, each in enumerate(sorted(draw.choices(range(max(1, spare)), k=resizes)))]
-    return [Resize(step, width, draw.random() < 0.5) for step, width in zip(steps, path[1:], strict=True)]
+    first = draw.random() < 0.5  # in turns: each kind knows both ways
+    return [
+        Resize(step, width, draw.random() < 0.5, restored=(n % 2 == 0) == first)
+        for n, (step, width) in enumerate(zip(steps, path[1:], strict=True))
+    ]
 
 
 def prove(kind: Kind, seed: int, scratch: Path, resizes: int = 0) -> Finding:
@@ -184,14 +193,15 @@ def _resize(job: Job, kind: Kind, wanted: Resize) -> CutReport | None:
     try:
         while not job.status().get("attached"):
             time.sleep(0.01)
+        request = CutRequest(devices=wanted.width, keep_processes=not wanted.restored)
         if kind.steps and not wanted.anywhere:
-            return job.cut(CutRequest(devices=wanted.width, at_step=wanted.step))
+            return job.cut(dataclasses.replace(request, at_step=wanted.step))
         if kind.steps:
             while min(job.status()["step"]) < wanted.step:
                 time.sleep(0.002)
         else:
             time.sleep(wanted.step / 50)
-        return job.cut(CutRequest(devices=wanted.width))
+        return job.cut(request)
     except (ErgoError, KeyError):
         return None
 

@@ -60,7 +60,7 @@ class Script:
 
 @dataclass(frozen=True)
 class CutPlan:
-    """Cuts at moments drawn from a seed. `width` of each move is drawn too when `resize` is set."""
+    """Cuts at moments drawn from a seed. `width` of each move, and whether processes stay, too when `resize` is set."""
 
     seed: int
     count: int = 3
@@ -145,7 +145,8 @@ def _follow(job: Job, script: Script, plan: CutPlan) -> None:
         if script.tree and index == 0:
             _until_training(job)
         try:
-            job.cut(CutRequest(move=not live, devices=None if live else width))
+            kept = not live and width not in (None, job.status()["width"]) and draw.random() < 0.5
+            job.cut(CutRequest(move=not live, devices=None if live else width, keep_processes=kept))
         except ErgoError:
             return  # the job has ended
 

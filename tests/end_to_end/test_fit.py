@@ -39,7 +39,8 @@ print("DONE", flush=True)
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_the_devices_of_a_job_is_refused_with_what_was_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [True, False], ids=["processes stay", "restored"])
+def test_what_does_not_fit_the_devices_of_a_job_is_refused_with_what_was_measured(kept: bool, tmp_path: Path) -> None:
     path = tmp_path / "training.py"
     path.write_text(TRAINING)
     directory = tmp_path / "job"
@@ -48,7 +49,7 @@ def test_what_does_not_fit_the_devices_of_a_job_is_refused_with_what_was_measure
     with running(Script(path, (str(enough),), ranks=2), directory, device_memory=7 * GRADIENTS // 2) as job:
         until(lambda: all("PEAK" in job.logs(rank) for rank in range(2)), "the ranks are training")
         assert 3 * GRADIENTS <= int(job.logs(0).split()[1]) <= 7 * GRADIENTS // 2
-        report = job.cut(CutRequest(devices=1))
+        report = job.cut(CutRequest(devices=1, keep_processes=kept))
         assert (report.outcome, report.code) == ("called-off", "run.bad-width")
         assert "It would not fit: 2 ranks on one device need 16.0 MiB" in report.error
         assert report.error.endswith("a device has 14.0 MiB. On 2 devices it would.")

@@ -98,7 +98,9 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "request_", [CutRequest(stop=True), CutRequest(move=False), CutRequest()], ids=["suspend", "checkpoint", "move"]
+    "request_",
+    [CutRequest(stop=True), CutRequest(move=False), CutRequest(), CutRequest(devices=1, keep_processes=True)],
+    ids=["suspend", "checkpoint", "move", "resize"],
 )
 def test_a_rank_killed_while_a_cut_waits_for_a_step_is_in_no_checkpoint(request_: CutRequest, tmp_path: Path) -> None:
     store = tmp_path / "checkpoints"

@@ -18,7 +18,7 @@ from proxy_runtime.cut.cutter import Cutter
 from proxy_runtime.cut.living import death, require_living
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.shim.generation import Generation
-from proxy_runtime.shim.header import sketched
+from proxy_runtime.shim.header import sketch_in, sketched
 from proxy_runtime.shim.part import Limits, PartWritten, Phase
 from proxy_runtime.shim.spec import CutReport, RunError
 
@@ -278,7 +278,7 @@ class PartCuts:
                 )
                 for r in job.ranks
             ),
-            states=sketched(states, writer),
+            states=sketched(states, sketch_in(writer)),
             volume=written.refs.get(Part.volume()),
         )
         return _report(parts, written, created_at_ns, cut.report.ms)

@@ -99,7 +99,7 @@ class PartJob:
 
     def _prepare(self, host: str, fresh: bool, deadline_s: float) -> None:
         epoch = self.layout.epoch(self.part.epoch).create(volume=fresh)
-        self.layout.set_current(self.part.epoch)
+        self.layout.set_current(epoch)
         zygote = self.warm()
         self.generation = generation = Generation.prepare(
             self.spec, self.part.epoch, epoch, self.build, self.spec.devices
