@@ -240,6 +240,8 @@ Schedule::Progress Schedule::advance(Group& group, const std::function<bool()>& 
         strikes_--;
         calm_ = 0;
       }
+    } else if (alike(seats) && splicer_.name_again(group.members)) {
+      for (Seat* seat : seats) seat->member->hold = Hold::None;  // and they look again
     } else {
       splicer_.counters().lockstep_breaks++;
       dissolve(group);
@@ -295,13 +297,14 @@ void Schedule::run_each(const std::vector<Seat*>& seats, bool verifies) {
 
 // Who waits for this group at the call that it has come to.
 bool Schedule::join(Group& group) {
-  Slots waiting = 0;
-  for (const Seat& seat : seats_)
-    if (const Member& member = *seat.member;
-        member.hold == Hold::Sync && member.waits_for & group.members && !seat.held)
-      waiting |= slot_bit(member.slot);
   const Slots members = group.members;
-  waiting = with_call(waiting, seats_of(members).front()->member->call.key);
+  const Member& first = *seats_of(members).front()->member;
+  Slots waiting = 0;
+  for (const Seat& seat : seats_) {
+    const Member& member = *seat.member;
+    if (member.hold != Hold::Sync || !(member.waits_for & members) || seat.held) continue;
+    if (member.call.key == first.call.key || splicer_.may_name_again(member, first)) waiting |= slot_bit(member.slot);
+  }
   if (!waiting) return false;
   groups_.erase(groups_.begin() + (&group - groups_.data()));
   form(members | waiting);
@@ -355,9 +358,16 @@ bool Schedule::gather() {
   return false;
 }
 
+// The same operator, whatever its values, which may have more than one number since the last load.
+bool Schedule::alike(const std::vector<Seat*>& seats) const {
+  return std::ranges::all_of(
+      seats, [&](const Seat* seat) { return splicer_.may_name_again(*seat->member, *seats.front()->member); });
+}
+
 // Of those who are all there: who is to go on first, so that the others may meet it where they are.
 Slots Schedule::furthest_behind(Slots slots) {
   const std::vector<Seat*> seats = seats_of(slots);
+  if (alike(seats)) return slots;
   const Seat* last = *std::ranges::min_element(seats, {}, [](const Seat* seat) { return seat->member->position; });
   return with_call(slots, last->member->call.key);
 }

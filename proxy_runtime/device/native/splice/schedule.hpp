@@ -72,6 +72,7 @@ class Schedule {
   uint64_t messages() const;
   bool end_wait(Seat& seat, bool timed_out);
   bool hopeless(const Seat& seat) const;
+  bool alike(const std::vector<Seat*>& seats) const;
   Slots furthest_behind(Slots slots);
   bool join(Group& group);
   void form(Slots members);

@@ -34,6 +34,13 @@ class Splicer {
   const std::vector<std::unique_ptr<Member>>& members() const { return members_; }
   Counters& counters() { return counters_; }
   Counters count() const;
+  // Ranks that go on together are at the same operator on different values: gives what they do not all share the
+  // numbers of contents, if it may be that these are equal though they have come about in different ways: a cut has
+  // found some before and some behind the same step. False: that has been seen to already.
+  bool name_again(Slots ranks);
+  bool may_name_again(const Member& one, const Member& other) const {
+    return namings_ > 0 && one.call.facts && one.call.facts == other.call.facts;
+  }
   void met() { ledger_.met(); }
   // One of so many results that are shared, on average, is computed again and compared; 0: none.
   void verify_one_of(uint64_t n) { verify_one_of_ = verify_at_ = n; }
@@ -93,6 +100,7 @@ class Splicer {
   Slots holders_of_written(const Member& member) const;
   Slots waiting_for_it_here(const Member& member) const;
   void name_contents(Member& member);
+  ValueNumber contents_of(PhysicalStorage& storage);
   bool parks(Member& member);
   void advance_random(Member& member);
   bool take_lent(Member& member, uint64_t handle, const PhysicalStorage& waiting, const CollectiveResult& result,
@@ -108,6 +116,7 @@ class Splicer {
   OpBook book_;
   std::vector<std::unique_ptr<Member>> members_;
   uint64_t prepared_ = 0;  // calls
+  uint32_t namings_ = 0;   // how often name_again() may look before the next load
   uint64_t verify_one_of_ = 1024, verify_at_ = verify_one_of_, unverified_ = 0, samples_ = 0, errs_at_ = 0;
   // Calls for which shared storages had to be copied: who made them.
   struct Copied {

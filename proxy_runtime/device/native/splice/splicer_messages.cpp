@@ -11,6 +11,17 @@ namespace {
 // Ranks that go on together do not look at each other's smaller writes.
 constexpr uint64_t kDiffers = 1024;
 
+// A rank that a cut finds a step behind makes it alone, and meets its peers at one sync point or the other after that.
+constexpr uint32_t kNamings = 3;
+
+// Ranks of one script make theirs in the same order.
+std::vector<uint64_t> handles_of(const Member& m) {
+  std::vector<uint64_t> handles;
+  for (const auto& [handle, storage] : m.rank.storages) handles.push_back(handle);
+  std::sort(handles.begin(), handles.end());
+  return handles;
+}
+
 // All members take part alike and go on alike.
 bool meets(CollectiveKind kind) {
   return kind == CollectiveKind::AllReduce || kind == CollectiveKind::Broadcast || kind == CollectiveKind::AllGather ||
@@ -30,30 +41,50 @@ void Splicer::admit(RankState& rank) {
   name_contents(m);
 }
 
+ValueNumber Splicer::contents_of(PhysicalStorage& storage) {
+  sharing_.materialise(storage);
+  const size_t n = storage.storage.nbytes();
+  if (const void* contents = n ? backend_.host_view(storage.storage) : nullptr) return number_of_contents(contents, n);
+  std::vector<char> bytes(n);
+  if (n) backend_.read(storage.storage, 0, bytes.data(), n);
+  return number_of_contents(bytes.data(), n);
+}
+
 void Splicer::name_contents(Member& m) {
-  std::vector<uint64_t> handles;
-  for (const auto& [handle, storage] : m.rank.storages) handles.push_back(handle);
-  std::sort(handles.begin(), handles.end());  // ranks of one script make theirs in the same order
-  std::vector<char> bytes;
-  for (uint64_t handle : handles) {
+  for (uint64_t handle : handles_of(m)) {
     const PhysicalPtr storage = m.rank.storages.find(handle);
     ledger_.entry(*storage);
     if (storage->pending) {
       storage->value = fresh_number();
       continue;
     }
-    sharing_.materialise(*storage);
-    const size_t n = storage->storage.nbytes();
-    const void* contents = n ? backend_.host_view(storage->storage) : nullptr;
-    if (n && !contents) {
-      bytes.resize(n);
-      backend_.read(storage->storage, 0, bytes.data(), n);
-      contents = bytes.data();
-    }
-    place_number(m, handle, number_of_contents(contents, n), true);
+    place_number(m, handle, contents_of(*storage), true);
   }
+  if (m.rank.storages.size() == 0) return;
   // Peers that a cut has left in the midst of a step meet at the first call that writes what they share.
-  if (!handles.empty()) m.unsynced = slot_bit(m.slot);
+  m.unsynced = slot_bit(m.slot);
+  namings_ = kNamings;
+}
+
+bool Splicer::name_again(Slots ranks) {
+  if (namings_ == 0) return false;
+  namings_--;
+  std::unordered_map<const PhysicalStorage*, PhysicalPtr> named;  // kept, so that no address is used twice
+  for (const auto& member : members_) {
+    Member& m = *member;
+    if (!(ranks & slot_bit(m.slot))) continue;
+    m.call.message = 0;
+    for (uint64_t handle : handles_of(m)) {
+      const PhysicalPtr storage = m.rank.storages.find(handle);
+      if (storage->pending || ledger_.entry(*storage).hollow || !(ranks & ~holders(*storage))) continue;
+      if (named.try_emplace(storage.get(), storage).second) ledger_.publish(*storage, contents_of(*storage));
+      PhysicalStorage* same = ledger_.find(storage->value, slot_bit(m.slot), storage->storage.nbytes());
+      if (!same) continue;
+      if (references(*storage) == 1) counters_.merged_bytes += storage->storage.nbytes();
+      m.rank.storages.rebind(handle, PhysicalPtr::reclaim_copy(same));
+    }
+  }
+  return true;
 }
 
 // Ranks that go on together allocate together, and then use what they have one after another.

@@ -12,6 +12,7 @@ import pytest
 
 from tests.proxy_runtime.device.producer import INT64, Message, Op, RemoteError, Tag, tensor_key, words
 from tests.proxy_runtime.device.splice.programs import (
+    COMM,
     Rank,
     add_,
     batch_norm,
@@ -87,6 +88,41 @@ def test_after_a_load_the_first_to_write_what_is_shared_waits_for_the_others(job
     assert together(running.ranks, program) == [[3 * value for value in VALUES]] * 2
     counted = counters(running)
     assert counted["copies"] == 0 and counted["physical_bytes"] == 4 * N
+
+
+def test_a_rank_that_a_cut_finds_a_step_behind_shares_again_when_it_has_made_it(job: Callable[..., Any]) -> None:
+    weights, steps, gradient = 1, 2, 3
+    running = job([0, 1, 2])
+    ranks = [Rank(producer) for producer in running.ranks]
+    for index, rank in enumerate(ranks):
+        rank.producer.communicator(COMM, index, range(3))
+        for handle in (weights, steps):
+            rank.producer.write_floats(handle, VALUES)
+        rank.producer.write_floats(gradient, [1.0] * N)
+
+    def step(index: int) -> None:
+        ranks[index].run(mul_(steps, 3, N))
+        ranks[index].run(add_(weights, gradient, N))
+
+    for index in range(2):
+        step(index)
+    settled(*ranks)
+    running.cut()
+    running.move([0, 0, 0])
+
+    step(2)
+    settled(ranks[2])
+    assert counters(running)["physical_bytes"] == 5 * 4 * N
+    for _ in range(2):
+        for index, rank in enumerate(ranks):
+            rank.all_reduce(gradient, N)
+            step(index)
+    settled(*ranks)
+    for rank in ranks:
+        assert floats(rank, weights) == [value + 1 + 3 + 9 for value in VALUES]
+        assert floats(rank, steps) == [27 * value for value in VALUES]
+    counted = counters(running)
+    assert counted["copies"] == 0 and counted["physical_bytes"] == 3 * 4 * N
 
 
 def test_a_rank_that_makes_its_state_late_is_waited_for(job: Callable[..., Any]) -> None:
