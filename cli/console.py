@@ -8,6 +8,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from model.units import counted
+
 if TYPE_CHECKING:
     from proxy_runtime.shim.spec import CutReport
 
@@ -38,10 +40,9 @@ def cut_sentence(report: CutReport) -> str:
         late = "" if report.reached_step else " (the step asked for was not reached in time)"
         checkpoint = f", checkpoint {report.checkpoint}" if report.checkpoint else ""
         down = f"down {report.ms['downtime'] / 1e3:.2f} s, " if "downtime" in report.ms else ""
-        return (
-            f"cut at {at}{late}: {report.outcome}, epoch {report.epoch}, "
-            f"{down}{report.pending_operations} operations pending{checkpoint}"
-        )
+        where = f" to {counted(report.devices, 'device')}" if report.devices else ""
+        pending = counted(report.pending_operations, "operation")
+        return f"cut at {at}{late}: {report.outcome}{where}, epoch {report.epoch}, {down}{pending} pending{checkpoint}"
     if report.outcome == "job-ended":
         return "cut: the job had ended already"
     return f"cut called off, the job runs on: {report.error}"

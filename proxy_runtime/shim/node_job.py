@@ -259,7 +259,7 @@ class NodeJob:
                 report.ms |= restoration.timings
                 report.ms["restore"] = (clock() - restored) * 1e3
                 report.ms["downtime"] = (clock() - start) * 1e3 - report.ms.get("wait_for_step", 0.0)
-                report.outcome = "moved"
+                report.outcome, report.devices = "moved", devices
                 released = True
                 old.kill()
                 self._discard(old)
@@ -326,7 +326,7 @@ class NodeJob:
             raise
         self._swap(fresh)  # from here on there is no way back: a proxy that dies ends the job, as at any time
         reattachment.take()
-        report.outcome, report.epoch = "moved", self.epoch
+        report.outcome, report.epoch, report.devices = "moved", self.epoch, devices
         reattachment.go()
         report.ms |= reattachment.timings
         report.ms["downtime"] = (clock() - start) * 1e3 - report.ms.get("wait_for_step", 0.0)

@@ -175,7 +175,8 @@ class CutReport:
     """What a cut did. Times in milliseconds, sizes in bytes.
 
     `outcome` is `moved` (without a `checkpoint` where the processes were kept), `checkpointed`, `stopped`, `job-ended`
-    (nothing was left to cut) or `called-off` (it failed, `error` says why, and the job runs on as it was). `sharing` is
+    (nothing was left to cut) or `called-off` (it failed, `error` says why, and the job runs on as it was). `devices` is
+    the width at which a job that has `moved` goes on, else 0. `sharing` is
     what ranks on one device have shared since they are there: the sums of their proxies' counters (docs/design/0004),
     empty where every rank had one of its own.
     """
@@ -185,6 +186,7 @@ class CutReport:
     code: str = ""
     checkpoint: str = ""
     epoch: int = 0
+    devices: int = 0
     steps: list[int] = field(default_factory=list)
     reached_step: bool = True
     contributed: dict[str, dict[str, int]] = field(default_factory=dict)

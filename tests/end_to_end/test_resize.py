@@ -21,7 +21,7 @@ from tests.end_to_end.test_restore import GPT
 def resized(job: Job, devices: int) -> CutReport:
     report = job.cut(CutRequest(devices=devices, keep_processes=True))
     assert report.outcome == "moved", report.error
-    assert job.status()["width"] == devices
+    assert job.status()["width"] == report.devices == devices
     return report
 
 
