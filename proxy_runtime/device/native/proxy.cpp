@@ -222,15 +222,18 @@ void Proxy::attach(uint32_t rank, int fd, Clock::time_point deadline) {
       deadline);
 }
 
+bool Proxy::shares() const {
+  const char* wanted = std::getenv("ERGO_SPLICE");
+  if (servers_.size() < 2 || servers_.size() > splice::kMostRanks) return false;
+  if (wanted && std::string_view(wanted) == "off") return false;
+  // A tree's slots are all here, at any width, and most are nobody's.
+  return std::ranges::none_of(
+      servers_, [](const auto& entry) { return shared_words(entry.second->ring().header()).shared.load() == 1; });
+}
+
 // From the moment that several ranks run here, what is equal is kept and computed once.
 void Proxy::splice() {
-  const char* wanted = std::getenv("ERGO_SPLICE");
-  if (servers_.size() < 2 || servers_.size() > splice::kMostRanks) return;
-  if (wanted && std::string_view(wanted) == "off") return;
-  // A tree's slots are all here, at any width, and most are nobody's.
-  if (std::ranges::any_of(
-          servers_, [](const auto& entry) { return shared_words(entry.second->ring().header()).shared.load() == 1; }))
-    return;
+  if (!shares()) return;
   if (const char* n = std::getenv("ERGO_SPLICE_VERIFY")) splicer_.verify_one_of(std::strtoull(n, nullptr, 10));
   if (const char* n = std::getenv("ERGO_SPLICE_ERR")) splicer_.err_at(std::strtoull(n, nullptr, 10));
   if (!schedule_) schedule_ = std::make_unique<splice::Schedule>(splicer_, collectives_, splice::Schedule::Limits());
@@ -239,6 +242,7 @@ void Proxy::splice() {
     splicer_.admit(server->state());
     schedule_->add(*server);
   }
+  splicer_.all_loaded();
 }
 
 void Proxy::run(Clock::time_point deadline) {
@@ -370,7 +374,8 @@ std::map<std::string, MemberCounts> Proxy::load(uint32_t rank, const std::string
         require_fabric();
         RankServer& s = server(rank);
         KeyValueStore* store = rank == 0 ? &store_.items() : nullptr;
-        load_rank({*backend_, process_, collectives_}, s.state(), store, meta, storages);
+        load_rank({*backend_, process_, collectives_, shares() ? &splicer_ : nullptr}, s.state(), store, meta,
+                  storages);
         std::map<std::string, MemberCounts> result;
         for (const auto& [id, counts] : collectives_.engine().counts(static_cast<int>(rank)))
           result[id.text()] = counts;

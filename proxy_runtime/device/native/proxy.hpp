@@ -84,6 +84,7 @@ class Proxy {
   enum class Stop { None, Now, AtStep };
   bool turn();
   bool serve_rank(RankServer& server);
+  bool shares() const;
   void splice();
   bool held(const RankServer& server) const;
   bool pump();

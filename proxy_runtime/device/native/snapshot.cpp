@@ -3,9 +3,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <numeric>
 #include <unordered_map>
 
 #include "failure.hpp"
+#include "splice/splicer.hpp"
 #include "state_file.hpp"
 
 namespace ergo::device {
@@ -91,15 +93,47 @@ void get_templates(WordReader words, TemplateTable& templates, c10::Device devic
   }
 }
 
-std::vector<PhysicalPtr> get_physical(WordReader words, DeviceBackend& backend, const std::string& path) {
+// Storages by their numbers in the file, in the order in which their rank has made the first handle on each; those that
+// only collectives name come last.
+std::vector<uint64_t> in_order_of_handles(WordReader handles, uint64_t n) {
+  std::vector<uint64_t> first(n, ~uint64_t{0}), order(n);
+  for (uint64_t i = 0, named = handles.word(); i < named; i++) {
+    const uint64_t handle = handles.word();
+    uint64_t& earliest = first.at(handles.word());
+    earliest = std::min(earliest, handle);
+  }
+  std::iota(order.begin(), order.end(), uint64_t{0});
+  std::ranges::stable_sort(order, {}, [&](uint64_t index) { return first[index]; });
+  return order;
+}
+
+// Which storages collectives have taken as input or will write to: these stay their rank's own.
+std::vector<bool> in_collectives(WordReader pending, uint64_t n) {
+  std::vector<bool> found(n);
+  for (uint64_t i = 0, operations = pending.word(); i < operations; i++) {
+    pending.words(pending.word());
+    for (uint64_t k = 0, storages = pending.word(); k < storages; k++) found.at(pending.word()) = true;
+    pending.bytes(pending.word());
+  }
+  return found;
+}
+
+// Where ranks share the device, what another rank has brought already is kept once from the start: otherwise a device
+// that they fit could not load them.
+std::vector<PhysicalPtr> get_physical(const MetaReader& meta, SnapshotServices services, const std::string& path) {
   StoragesFile file(path, StoragesFile::Mode::Open);
-  std::vector<PhysicalPtr> result;
-  for (uint64_t i = 0, n = words.word(); i < n; i++) {
-    uint64_t offset = words.word(), bytes = words.word();
+  WordReader words = meta.section("physical");
+  const uint64_t n = words.word();
+  const uint64_t* entries = words.words(4 * n);  // offset, bytes, and a number that means nothing here
+  const std::vector<bool> own = in_collectives(meta.section("pending"), n);
+  splice::Splicer::Taken taken;
+  std::vector<PhysicalPtr> result(n);
+  for (uint64_t index : in_order_of_handles(meta.section("handles"), n)) {
+    const uint64_t offset = entries[4 * index], bytes = entries[4 * index + 1];
     if (bytes > kImpossible) throw std::runtime_error("a storage of impossible size");
-    result.push_back(c10::make_intrusive<PhysicalStorage>(backend.allocate(bytes)));
-    result.back()->value = {words.word(), words.word()};
-    file.read(backend, result.back()->storage, offset);
+    auto physical = c10::make_intrusive<PhysicalStorage>(services.backend.allocate(bytes));
+    file.read(services.backend, physical->storage, offset);
+    result[index] = services.splicer && !own[index] ? services.splicer->loaded(physical, taken) : physical;
   }
   return result;
 }
@@ -187,7 +221,7 @@ void load(const MetaReader& meta, SnapshotServices services, RankState& rank, Ke
   if (rank.storages.size() != 0 || rank.templates.size() != 0)
     throw ControlError("device-proxy.order", "rank " + std::to_string(rank.rank) + " has device state already");
 
-  auto physical = get_physical(meta.section("physical"), services.backend, storages_path);
+  auto physical = get_physical(meta, services, storages_path);
   WordReader handles = meta.section("handles");
   for (uint64_t i = 0, n = handles.word(); i < n; i++) {
     uint64_t handle = handles.word();

@@ -10,10 +10,15 @@
 
 namespace ergo::device {
 
+namespace splice {
+class Splicer;
+}
+
 struct SnapshotServices {
   DeviceBackend& backend;
   ProcessState& process;
   CollectiveBridge& collectives;
+  splice::Splicer* splicer = nullptr;  // where ranks share the device, else null
 };
 
 // Writes both files and returns the size of the storages file in bytes. `store`: given for the rank whose

@@ -92,8 +92,8 @@ class Job:
     def files(self, rank: int) -> tuple[Path, Path]:
         return self.directory / f"{self.cuts}-{rank}.meta", self.directory / f"{self.cuts}-{rank}.storages"
 
-    def move(self, placement: list[int] | None = None) -> None:
-        """Kills all proxies after a cut and goes on in fresh ones."""
+    def move(self, placement: list[int] | None = None, *, run: bool = True) -> None:
+        """Kills all proxies after a cut and goes on in fresh ones. Not `run`: those have loaded, and wait."""
         for proxy in self.proxies:
             proxy.kill()
         self.placement = placement or self.placement
@@ -102,7 +102,7 @@ class Job:
             self.proxy_of(rank).attach(rank, producer.ring.fd)
         for rank in range(len(self.ranks)):
             self.proxy_of(rank).load(rank, *self.files(rank))
-        for proxy in self.proxies:
+        for proxy in self.proxies if run else ():
             proxy.run()
 
     def close(self) -> None:

@@ -28,6 +28,12 @@ class Splicer {
         ledger_(counters_),
         sharing_(backend, ledger_, counters_) {}
 
+  // Of a storage that is loaded: it, or the equal one of a rank that was loaded before. `taken`: how many of each value
+  // this rank has; it never has two handles on one storage.
+  using Taken = std::unordered_map<ValueNumber, size_t, NumberHash>;
+  PhysicalPtr loaded(const PhysicalPtr& storage, Taken& taken);
+  // All ranks that share have been admitted.
+  void all_loaded();
   // From now on this rank shares. Its storages are named by their contents, and merged with equal ones.
   void admit(RankState& rank);
   bool active() const { return !members_.empty(); }
@@ -115,6 +121,9 @@ class Splicer {
   Sharing sharing_;
   OpBook book_;
   std::vector<std::unique_ptr<Member>> members_;
+  // From the first load to all_loaded(): storages by what they hold, and the other way round.
+  std::unordered_map<ValueNumber, std::vector<PhysicalPtr>, NumberHash> loaded_;
+  std::unordered_map<const PhysicalStorage*, ValueNumber> loaded_numbers_;
   uint64_t prepared_ = 0;  // calls
   uint32_t namings_ = 0;   // how often name_again() may look before the next load
   uint64_t verify_one_of_ = 1024, verify_at_ = verify_one_of_, unverified_ = 0, samples_ = 0, errs_at_ = 0;

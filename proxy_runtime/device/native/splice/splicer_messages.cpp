@@ -30,6 +30,24 @@ bool meets(CollectiveKind kind) {
 
 }  // namespace
 
+PhysicalPtr Splicer::loaded(const PhysicalPtr& storage, Taken& taken) {
+  const ValueNumber number = contents_of(*storage);
+  std::vector<PhysicalPtr>& equal = loaded_[number];
+  size_t& nth = taken[number];
+  if (nth == equal.size()) {
+    equal.push_back(storage);
+    loaded_numbers_[storage.get()] = number;
+  } else {
+    counters_.merged_bytes += storage->storage.nbytes();
+  }
+  return equal[nth++];
+}
+
+void Splicer::all_loaded() {
+  loaded_numbers_.clear();
+  loaded_.clear();
+}
+
 void Splicer::admit(RankState& rank) {
   if (rank.slot >= kMostRanks) return;
   members_.push_back(std::make_unique<Member>(*this, rank));
@@ -58,7 +76,8 @@ void Splicer::name_contents(Member& m) {
       storage->value = fresh_number();
       continue;
     }
-    place_number(m, handle, contents_of(*storage), true);
+    const auto known = loaded_numbers_.find(storage.get());
+    place_number(m, handle, known == loaded_numbers_.end() ? contents_of(*storage) : known->second, true);
   }
   if (m.rank.storages.size() == 0) return;
   // Peers that a cut has left in the midst of a step meet at the first call that writes what they share.

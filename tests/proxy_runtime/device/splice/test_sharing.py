@@ -62,9 +62,12 @@ def test_what_a_load_finds_equal_is_kept_once(job: Callable[..., Any]) -> None:
         rank.write_floats(4, [1.0 + index] * N)
         rank.sync()
     running.cut()
-    running.move([0, 0])
+    running.move([0, 0], run=False)
+    assert running.proxies[0].stats()["physical_bytes"] == 5 * 4 * N  # not even while they are loaded
+    running.proxies[0].run()
     counted = counters(running)
     assert counted["logical_bytes"] == 8 * 4 * N
+    assert counted["peak_bytes"] == 5 * 4 * N
     assert counted["physical_bytes"] == 5 * 4 * N
     assert counted["merged_bytes"] == 3 * 4 * N
     for index, rank in enumerate(running.ranks):
