@@ -97,7 +97,8 @@ class _Round:
                 if self.bridge.state_of(job) is State.WAITING:
                     self.waiting[job.notice.job] = reasons.settling()
         else:
-            made = Planner(book).plan(self.bridge.time)
+            asked = frozenset(job.notice.job for job in state.jobs if wishes.unanswered(job))
+            made = Planner(book).plan(self.bridge.time, asked)
             self._obey(made.actions)
             places = sum(action.kind == "place" for action in made.actions)
             if places >= book.settings.places_at_once:

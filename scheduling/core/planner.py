@@ -7,6 +7,7 @@ expense. Nothing is disturbed before a place is proved that follows from it, and
 from __future__ import annotations
 
 import heapq
+from collections.abc import Container
 from math import inf
 
 from scheduling.core.actions import Action, Kind, Plan, Why
@@ -37,13 +38,16 @@ class Planner:
         self.now = 0.0
         self._actions: list[Action] = []
         self._turn = False
+        self._asked: Container[str] = ()
         self._kept: dict[str, Job] = {}
         self._in_vain: dict[tuple[str, int, bool], list[int]] = {}
         self._round: Round | None = None
 
-    def plan(self, now: float) -> Plan:
-        """What is to be done at `now`; a clock that went back stands still."""
-        book = self.book
+    def plan(self, now: float, asked: Container[str] = ()) -> Plan:
+        """What is to be done at `now`; a clock that went back stands still. Who is `asked` for by a person, to move or
+        to be resized, does not grow before that is answered.
+        """
+        book, self._asked = self.book, asked
         self.now = now = book.planned_at = max(now, book.planned_at)
         self._actions = []
         self._in_vain = {}
@@ -403,7 +407,7 @@ class Planner:
                 job = book.jobs[name]
                 since = now - job.changed
                 cooled = since >= (self.settings.cool_s[rank] if rank <= STANDARD else self.settings.grow_cool_s)
-                if cooled and not job.claim:
+                if cooled and not job.claim and name not in self._asked:
                     self._grow_one(pool, job)
 
     def _grow_one(self, pool: Pool, job: Job) -> None:

@@ -136,6 +136,18 @@ def test_a_person_shrinks_a_job_and_lets_it_grow_again():
     assert (asked.devices, asked.device_of_rank) == (device_ids("node-1", 1), (0, 0, 0, 0))
 
 
+@pytest.mark.parametrize("tier", ["basic", "standard"])
+@pytest.mark.parametrize("width", [2, 4])
+def test_what_a_person_asks_for_is_answered_also_when_the_job_might_grow_by_itself(tier: str, width: int):
+    cluster = wide(two_nodes(), tier=tier)
+    ask(cluster, "gpt", 1)
+    done(cluster, "gpt", 1)
+    asks = cluster.next("gpt", wants="resize", width=width, request="s")
+    asked = cluster.tell(asks, after=LIVE.grow_cool_s + LIVE.grow_every_s)["gpt"].directive
+    assert (asked.action, asked.request, len(asked.devices)) == ("resize", "s", width)
+    assert asked.reason.startswith("A person resizes")
+
+
 def test_a_person_asks_for_more_than_there_is():
     cluster = wide(two_nodes())
     ask(cluster, "gpt", 2)

@@ -8,6 +8,7 @@ from model.units import counted
 from workflows.job import parts
 from workflows.job.core import Job, Request
 from workflows.job.errors import Fenced, Interrupted, OperationFailed
+from workflows.job.state import MoveRequest
 
 _BETWEEN = (JobPhase.STARTING, JobPhase.SUSPENDING, JobPhase.MOVING, JobPhase.RESIZING)
 _REFUSED = ("model.", "job.refused", "job.backlog", "job.same-", "job.not-placed", "job.over", "job.ending")
@@ -26,10 +27,16 @@ def under_way(job: Job) -> str:
     move = job.state.move
     if move is None:
         return ""
-    what = f"run on {counted(move.width, 'device')}" if move.width else f"move to {move.to}"
+    what = _wanted(move)
     if job.moving is not None:
         return f"The job is asked to {what} already: ask again when that is done."
     return f"The scheduler is about to have the job {what}: ask again when that is done."
+
+
+def comes_first(job: Job) -> str:
+    """Why the scheduler's own move or resize is not done: another one is under way."""
+    move = job.state.move
+    return "" if move is None else f"The job is about to {_wanted(move)}: that comes first."
 
 
 def on_its_way_out(job: Job, what: str) -> str:
@@ -62,6 +69,10 @@ def advised(job: Job, request: Request, error: OperationFailed) -> OperationFail
         done = "resized" if request.width else "moved"
         then = f"The job was not {done}: it is on {counted(job.width, 'device')} as before. Ask again."
     return OperationFailed(f"{error.message} {then}", code=error.code)
+
+
+def _wanted(move: MoveRequest) -> str:
+    return f"run on {counted(move.width, 'device')}" if move.width else f"move to {move.to}"
 
 
 def _step_failed(error: OperationFailed) -> bool:

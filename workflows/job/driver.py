@@ -226,7 +226,7 @@ def _impossible(job: Job, *, moves: bool, asked: bool) -> str:
     """Why a directive cannot be done; where a person has `asked` for it, with what to do."""
     state = job.state
     if moves and state.phase is JobPhase.RUNNING:
-        return answers.under_way(job)
+        return answers.under_way(job) if asked else answers.comes_first(job)
     if moves and asked:
         return answers.not_running(job, "moved or resized")
     return f"The job is {state.phase}{' and held' if state.held else ''}."

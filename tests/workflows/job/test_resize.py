@@ -273,6 +273,23 @@ async def test_a_wish_is_kept_while_the_scheduler_resizes_the_job(fleet: Fleet) 
     await ends(job)
 
 
+async def test_a_persons_wish_comes_before_what_the_scheduler_decides_meanwhile(fleet: Fleet) -> None:
+    job = await four(fleet)
+    asked = asyncio.ensure_future(job.workflow.execute_update(Update.RESIZE, ResizeRequest(2, wait=True)))
+    wish = await job.notice(lambda notice: notice.wants == "resize")
+    await job.direct("resize", *devices(fleet, 1), request="own-1", ranks=4)
+
+    async def not_done() -> bool:
+        return (await job.show()).decisions[-1].action == "resize not done"
+
+    await until(not_done, "the scheduler's own is not done")
+    assert (await job.show()).decisions[-1].reason == "The job is about to run on 2 devices: that comes first."
+    await job.direct("resize", *devices(fleet, 2), request=wish.request, ranks=4)
+    await asked
+    assert (await job.show()).width == 2
+    await ends(job)
+
+
 async def test_a_job_that_is_ending_says_so(fleet: Fleet) -> None:
     job = await four(fleet)
     hold = fleet.troubles.holds["checkpoint.write.final"] = threading.Event()
