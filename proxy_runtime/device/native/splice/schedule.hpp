@@ -28,7 +28,7 @@ class Schedule {
     // each time that it was in vain, and doubled when half of it was enough, but not less.
     std::chrono::microseconds linger{1000000};
     // Lockstep and parked writes end when a peer's queue is empty for so long; halved each time.
-    std::chrono::microseconds lockstep{200000};
+    std::chrono::microseconds lockstep{1000000};
     // Likewise waiting for peers at a collective's result.
     std::chrono::microseconds sync{2000000};
   };
