@@ -17,7 +17,7 @@ constexpr uint32_t kMostStrikes = 8;
 // each other in every step must not pay for it in every step.
 constexpr uint64_t kCalm = 2048;
 constexpr uint64_t kMostDoublings = 20;
-// Nobody is waited for while there are more messages than this per rank; halved each time.
+// Nobody is waited for, and nobody keeps its turn, for more messages than this per rank; halved each time.
 constexpr uint64_t kFar = 1 << 16;
 
 }  // namespace
@@ -114,7 +114,7 @@ bool Schedule::advance_one(const std::function<bool()>& urgent, bool& waits) {
     if (progress == Progress::Did) {
       if (empty_ == &seat) end_wait_for_host(false);
       seat.member->passed_over = false;
-      current_ = seat.member->begun || seat.member->lockstep ? &seat : nullptr;
+      turn_to(seat.member->begun || seat.member->lockstep ? &seat : nullptr);
       if (!seat.member->lockstep)
         for (Seat& other : seats_)
           if (other.member->hold == Hold::Sync || other.server->blocked()) other.server->free_ahead();
@@ -127,6 +127,12 @@ bool Schedule::advance_one(const std::function<bool()>& urgent, bool& waits) {
   };
   // Who has waited for all the others begins with them again.
   if (current_ && current_->server->blocked() && !current_->member->lockstep) current_ = nullptr;
+  if (works_without_end()) {
+    far_strikes_ = std::min(far_strikes_ + 1, kMostStrikes);
+    strike();
+    const std::vector<Seat*> others = others_in_order(next);
+    turn_to(*std::ranges::find_if(others, [this](Seat* seat) { return could_go_on(*seat); }));
+  }
   if (current_) {
     if (goes_on(*current_)) return true;
     if (waits) return false;
@@ -138,6 +144,19 @@ bool Schedule::advance_one(const std::function<bool()>& urgent, bool& waits) {
     if (waits) return false;
   }
   return false;
+}
+
+void Schedule::turn_to(Seat* seat) {
+  if (seat != current_) turn_since_ = messages();
+  current_ = seat;
+}
+
+// Its host may work until it sees what that of another rank does when this one has had its turn.
+bool Schedule::works_without_end() {
+  if (!current_) return false;
+  if (std::ranges::none_of(seats_, [this](const Seat& other) { return &other != current_ && could_go_on(other); }))
+    turn_since_ = messages();
+  return too_far(turn_since_);
 }
 
 // All but the current one: first those that have something of their own, then those that have come least far.
@@ -211,12 +230,15 @@ Schedule::Progress Schedule::advance(Group& group, const std::function<bool()>& 
     dissolve(group);
     return Progress::Did;
   }
-  bool did = false, all = true, empty = false, lost = false;
+  bool did = false, all = true, kept = false, empty = false, lost = false;
   for (Seat* seat : seats) {
     Member& member = *seat->member;
     for (int n = 0; n < kTurn && member.hold == Hold::None && !urgent() && step(*seat, did); n++) {
     }
-    if (member.hold == Hold::Head) continue;
+    if (member.hold == Hold::Head) {
+      kept = true;
+      continue;
+    }
     all = false;
     empty |= !seat->server->blocked() && !seat->server->ring().has_message();
     lost |= seat->server->finished();
@@ -252,12 +274,16 @@ Schedule::Progress Schedule::advance(Group& group, const std::function<bool()>& 
     group.idle_since.reset();
     return Progress::Did;
   }
-  if (!group.idle_since) group.idle_since = now_;
   // Those who wait, wait for each other.
   if (std::any_of(seats.begin(), seats.end(), [&](Seat* seat) { return hopeless(*seat); })) {
     dissolve(group);
     return Progress::Did;
   }
+  if (!kept) {  // hosts that all have something else to do keep nobody here from going on
+    group.idle_since.reset();
+    return Progress::None;
+  }
+  if (!group.idle_since) group.idle_since = now_;
   if (over((empty ? limits_.lockstep : limits_.sync) / (1 << strikes_), *group.idle_since)) {
     strike();
     dissolve(group);
@@ -343,7 +369,7 @@ bool Schedule::gather() {
     if ((member.hold != Hold::Sync && member.hold != Hold::Parked) || seat.held || seat.server->finished()) continue;
     const Slots needed = present(member.waits_for), here = arrived(member);
     if (needed & ~here) {
-      if (!too_far(seat)) continue;
+      if (!too_far(seat.waits_since)) continue;
       far_strikes_ = std::min(far_strikes_ + 1, kMostStrikes);
       return end_wait(seat, true);
     }
@@ -393,10 +419,8 @@ uint64_t Schedule::messages() const {
   return all;
 }
 
-// The others have done so much meanwhile that they are not about to come.
-bool Schedule::too_far(const Seat& seat) const {
-  return messages() - seat.waits_since > seats_.size() * (kFar >> far_strikes_);
-}
+// So much has been done meanwhile that what is waited for is not about to come.
+bool Schedule::too_far(uint64_t since) const { return messages() - since > seats_.size() * (kFar >> far_strikes_); }
 
 bool Schedule::end_wait(Seat& seat, bool timed_out) {
   Member& member = *seat.member;
@@ -404,6 +428,7 @@ bool Schedule::end_wait(Seat& seat, bool timed_out) {
   if (member.hold == Hold::Sync) {
     member.met = member.call.message;
     member.hold = Hold::None;
+    if (timed_out) turn_to(&seat);  // the others' hosts may wait for what it does now
     return true;
   }
   const std::vector<Seat*> seats = seats_of(arrived(member));

@@ -60,6 +60,8 @@ class Schedule {
   bool advance_one(const std::function<bool()>& urgent, bool& waits);
   bool wait_for_host(Seat& seat);
   void end_wait_for_host(bool in_vain);
+  void turn_to(Seat* seat);
+  bool works_without_end();
   std::vector<Seat*> others_in_order(Slots next);
   bool could_go_on(const Seat& seat) const;
   Progress advance(Seat& seat, const std::function<bool()>& urgent);
@@ -68,7 +70,7 @@ class Schedule {
   void run_each(const std::vector<Seat*>& seats, bool verifies);
   bool gather();
   bool resolve();
-  bool too_far(const Seat& seat) const;
+  bool too_far(uint64_t since) const;
   uint64_t messages() const;
   bool end_wait(Seat& seat, bool timed_out);
   bool hopeless(const Seat& seat) const;
@@ -92,6 +94,7 @@ class Schedule {
   std::vector<Seat> seats_;  // by slot
   std::vector<Group> groups_;
   Seat* current_ = nullptr;
+  uint64_t turn_since_ = 0;  // all ranks' messages when its turn began, or when last no other could have gone on
   Clock::time_point now_, last_progress_ = Clock::now();
   const Seat* empty_ = nullptr;  // whose host is waited for
   Clock::time_point empty_since_;

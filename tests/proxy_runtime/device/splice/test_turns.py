@@ -167,6 +167,24 @@ def test_who_asks_for_the_result_of_a_rank_that_waits_for_it_is_not_waited_for(
         assert counters(running)["timeouts"] == 0
 
 
+def test_hosts_that_are_all_silent_keep_nobody_waiting(job: Callable[..., Any]) -> None:
+    """They load a batch or save a file, all of them: nothing to be counted, and they go on together after it."""
+    running = job([0, 0])
+
+    def program(rank: Rank, index: int) -> None:
+        rank.producer.write_floats(1, [1.0 + index] * N)
+        rank.all_reduce(1, N)
+        rank.run(mul_(1, 1, N))
+        rank.producer.sync()
+
+    together(running.ranks, program)
+    before = counters(running)
+    time.sleep(1.5)  # longer than a host is waited for
+    after = counters(running)
+    assert before["lockstep_runs"] == 1
+    assert after["timeouts"] == before["timeouts"]
+
+
 def test_who_asks_for_a_key_of_a_rank_that_waits_for_it_is_waited_for_as_long_as_any_host(
     job: Callable[..., Any],
 ) -> None:
@@ -231,4 +249,29 @@ def test_who_works_without_end_until_a_rank_goes_on_that_waits_for_it_is_not_wai
     for rank in running.ranks:
         rank.deadline_s = 300.0
     assert together(running.ranks, program) == [[3.0] * N] * 2
+    assert counters(running)["timeouts"] == 1
+
+
+@pytest.mark.slow
+def test_who_works_without_end_until_a_rank_goes_on_that_is_not_next_loses_its_turn(job: Callable[..., Any]) -> None:
+    running = job([0, 0])
+    begun, over = threading.Event(), threading.Event()
+
+    def program(rank: Rank, index: int) -> None:
+        rank.producer.write_floats(1, [1.0 + index] * 4)
+        if index == 1:
+            begun.wait()
+            rank.run(sin(1, 4), results=1)
+            over.set()
+        deadline = time.monotonic() + 200
+        while not over.is_set():
+            assert time.monotonic() < deadline
+            for _ in range(64):
+                rank.run(mul_(1, 1, 4))
+            rank.producer.sync()
+            begun.set()
+
+    for rank in running.ranks:
+        rank.deadline_s = 250.0
+    together(running.ranks, program)
     assert counters(running)["timeouts"] == 1
