@@ -44,6 +44,10 @@ class Schedule {
   std::optional<Clock::time_point> wakes() const { return wakes_; }
 
  private:
+  // How many messages of a rank are executed before the fabric and the control thread are looked at.
+  static constexpr int kTurn = 32;
+  // What a limit is divided by at most: 2^8.
+  static constexpr uint32_t kMostStrikes = 8;
   struct Seat {
     RankServer* server;
     Member* member;

@@ -44,9 +44,7 @@ class Splicer {
   // numbers of contents, if it may be that these are equal though they have come about in different ways: a cut has
   // found some before and some behind the same step. False: that has been seen to already.
   bool name_again(Slots ranks);
-  bool may_name_again(const Member& one, const Member& other) const {
-    return namings_ > 0 && one.call.facts && one.call.facts == other.call.facts;
-  }
+  bool may_name_again(const Member& one, const Member& other) const;
   void met() { ledger_.met(); }
   // One of so many results that are shared, on average, is computed again and compared; 0: none.
   void verify_one_of(uint64_t n) { verify_one_of_ = verify_at_ = n; }

@@ -11,6 +11,9 @@ namespace {
 // Ranks that go on together do not look at each other's smaller writes.
 constexpr uint64_t kDiffers = 1024;
 
+// Smaller updates are those of counters, scales and statistics.
+constexpr uint64_t kWorthNaming = 4096;
+
 // A rank that a cut finds a step behind makes it alone, and meets its peers at one sync point or the other after that.
 constexpr uint32_t kNamings = 3;
 
@@ -83,6 +86,17 @@ void Splicer::name_contents(Member& m) {
   // Peers that a cut has left in the midst of a step meet at the first call that writes what they share.
   m.unsynced = slot_bit(m.slot);
   namings_ = kNamings;
+}
+
+// Where they update something of size, as an optimizer does: on different batches they are at the same operator in
+// every step.
+bool Splicer::may_name_again(const Member& one, const Member& other) const {
+  const OpFacts* facts = one.call.facts;
+  if (namings_ == 0 || !facts || facts != other.call.facts) return false;
+  uint64_t bytes = 0;
+  for (uint32_t place : facts->written)
+    if (facts->overwritten[place].empty()) bytes += one.call.storages[place]->storage.nbytes();
+  return bytes >= kWorthNaming;
 }
 
 bool Splicer::name_again(Slots ranks) {
