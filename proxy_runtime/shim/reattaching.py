@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 from proxy_runtime.channel.ring import Ring
 from proxy_runtime.shim.claimants import Claimants
 from proxy_runtime.shim.generation import Generation, Rank, in_parallel, require_same_counts
+from proxy_runtime.shim.restoring import load
 
 
 class Reattachment:
@@ -39,13 +39,9 @@ class Reattachment:
         fresh = self._fresh
         fresh.ranks = [rank if rank.exit is None else self._ended(rank) for rank in self._old.ranks]
         fresh.attach()
-
-        def load(rank: Rank) -> dict[str, Any]:
-            base = dumped / f"rank-{rank.rank}"
-            proxy = fresh.proxy_of(rank)
-            return proxy.load(rank.rank, base / "meta", base / "storages", deadline_s=deadline_s)["counts"]
-
-        counts = in_parallel([lambda rank=rank: load(rank) for rank in fresh.ranks])
+        counts = in_parallel(
+            [lambda rank=rank: load(fresh, rank, dumped / f"rank-{rank.rank}", deadline_s) for rank in fresh.ranks]
+        )
         require_same_counts({rank.rank: each for rank, each in zip(fresh.ranks, counts, strict=True)})
         self._note(clock)
 

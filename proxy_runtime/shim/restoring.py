@@ -77,7 +77,10 @@ class Restoration:
                 clock = self._note("processes", clock)
                 generation.attach()
                 ranks = generation.ranks
-                loads = [lambda rank=rank: _load(generation, rank, scratch, deadline_s) for rank in ranks]
+                loads = [
+                    lambda rank=rank: load(generation, rank, scratch / f"rank-{rank.rank}" / "device", deadline_s)
+                    for rank in ranks
+                ]
                 counts = dict(zip((rank.rank for rank in ranks), in_parallel(loads), strict=True))
                 require_same_counts(counts)
                 self._note("reconnect", clock)
@@ -122,10 +125,14 @@ def _fetch(rank: Rank, reader: CheckpointReader, scratch: Path) -> None:
         reader.restore_part(Part.process(rank.rank), base / "process")
 
 
-def _load(generation: Generation, rank: Rank, scratch: Path, deadline_s: float) -> dict[str, Any]:
-    base = scratch / f"rank-{rank.rank}" / "device"
+def load(generation: Generation, rank: Rank, device: Path, deadline_s: float) -> dict[str, Any]:
+    """Gives a rank's proxy the state that was dumped to `device`; how far its collectives have come.
+
+    Raises:
+        ErgoError: the files cannot be used, a proxy that died, a deadline.
+    """
     proxy = generation.proxy_of(rank)
-    return proxy.load(rank.rank, base / "meta", base / "storages", deadline_s=deadline_s)["counts"]
+    return proxy.load(rank.rank, device / "meta", device / "storages", deadline_s=deadline_s)["counts"]
 
 
 def _restore_rank(

@@ -119,9 +119,8 @@ class Splicer {
   Sharing sharing_;
   OpBook book_;
   std::vector<std::unique_ptr<Member>> members_;
-  // From the first load to all_loaded(): storages by what they hold, and the other way round.
+  // From the first load to all_loaded(): storages by what they hold.
   std::unordered_map<ValueNumber, std::vector<PhysicalPtr>, NumberHash> loaded_;
-  std::unordered_map<const PhysicalStorage*, ValueNumber> loaded_numbers_;
   uint64_t prepared_ = 0;  // calls
   uint32_t namings_ = 0;   // how often name_again() may look before the next load
   uint64_t verify_one_of_ = 1024, verify_at_ = verify_one_of_, unverified_ = 0, samples_ = 0, errs_at_ = 0;

@@ -39,17 +39,14 @@ PhysicalPtr Splicer::loaded(const PhysicalPtr& storage, Taken& taken) {
   size_t& nth = taken[number];
   if (nth == equal.size()) {
     equal.push_back(storage);
-    loaded_numbers_[storage.get()] = number;
+    storage->value = number;
   } else {
     counters_.merged_bytes += storage->storage.nbytes();
   }
   return equal[nth++];
 }
 
-void Splicer::all_loaded() {
-  loaded_numbers_.clear();
-  loaded_.clear();
-}
+void Splicer::all_loaded() { loaded_.clear(); }
 
 void Splicer::admit(RankState& rank) {
   if (rank.slot >= kMostRanks) return;
@@ -79,8 +76,8 @@ void Splicer::name_contents(Member& m) {
       storage->value = fresh_number();
       continue;
     }
-    const auto known = loaded_numbers_.find(storage.get());
-    place_number(m, handle, known == loaded_numbers_.end() ? contents_of(*storage) : known->second, true);
+    // One that was loaded has its number; one that a rank had alone on the device has none.
+    place_number(m, handle, is_numbered(storage->value) ? storage->value : contents_of(*storage), true);
   }
   if (m.rank.storages.size() == 0) return;
   // Peers that a cut has left in the midst of a step meet at the first call that writes what they share.
