@@ -20,11 +20,10 @@ void StorageTable::bind(uint64_t handle, PhysicalPtr physical) {
 }
 
 void StorageTable::rebind(uint64_t handle, PhysicalPtr physical) {
-  find(handle);
-  auto it = handles_.find(handle);
-  reference(*it->second, -1);
+  auto& named = const_cast<PhysicalPtr&>(find(handle));
+  reference(*named, -1);
   reference(*physical, +1);
-  it->second = std::move(physical);
+  named = std::move(physical);
 }
 
 void StorageTable::release(uint64_t handle) {

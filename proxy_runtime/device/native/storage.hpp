@@ -34,12 +34,15 @@ struct PhysicalStorage : c10::intrusive_ptr_target {
     if (entry) splice::leave(*this);
   }
   c10::Storage storage;
+  uint32_t pending = 0;  // collectives that have been issued and will still write it
+  // Where several ranks share a device (splice/): looked at with every call, so side by side.
+  uint32_t place = 0;  // the first place in the last call that names it,
+  uint64_t call = 0;   // and which call that was
   ValueNumber value;
+  splice::Entry* entry = nullptr;  // splice/ledger.hpp
   // References per rank, indexed by the rank's slot in its proxy. Exclusive means: one entry, and one in it.
-  c10::SmallVector<uint32_t, 2> references;
-  uint32_t pending = 0;            // collectives that have been issued and will still write it
-  uint64_t counted = 0;            // bytes: its size when it was first named, as tables count it
-  splice::Entry* entry = nullptr;  // where several ranks share a device (splice/ledger.hpp), else null
+  c10::SmallVector<uint32_t, 8> references;
+  uint64_t counted = 0;  // bytes: its size when it was first named, as tables count it
 };
 using PhysicalPtr = c10::intrusive_ptr<PhysicalStorage>;
 

@@ -31,13 +31,13 @@ struct OpFacts;
 struct Template {
   explicit Template(c10::OperatorHandle handle) : op(std::move(handle)) {}
   c10::OperatorHandle op;
-  uint64_t globals = 0;  // wire.hpp globals_word
+  mutable splice::OpFacts* facts = nullptr;  // found at the first call that may be shared
+  uint64_t globals = 0;                      // wire.hpp globals_word
   std::vector<Value> arguments;
   std::vector<ExpectedOutput> expected;  // tensors in the order of the returns
   uint32_t new_storages = 0;
-  std::string name;                          // with overload, as sent
-  std::vector<uint64_t> key;                 // as sent, globals word included
-  mutable splice::OpFacts* facts = nullptr;  // found at the first call that may be shared
+  std::string name;           // with overload, as sent
+  std::vector<uint64_t> key;  // as sent, globals word included
 };
 
 // Throws ProtocolError for a malformed key, c10::NotImplementedError for an operator unknown here.

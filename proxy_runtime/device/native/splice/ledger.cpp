@@ -1,6 +1,7 @@
 #include "ledger.hpp"
 
 #include <algorithm>
+#include <limits>
 
 namespace ergo::device {
 
@@ -8,6 +9,11 @@ namespace ergo::device {
 void splice::leave(PhysicalStorage& storage) { storage.entry->ledger.gone(storage); }
 
 namespace splice {
+namespace {
+
+constexpr uint8_t kMany = std::numeric_limits<uint8_t>::max();
+
+}  // namespace
 
 void Ledger::charge(Entry& entry, uint64_t bytes) {
   let_go(entry.charged);
@@ -48,6 +54,7 @@ void Ledger::publish(PhysicalStorage& storage, const ValueNumber& value) {
   storage.value = value;
   entry(storage).published = true;
   known_[value].push_back(&storage);
+  if (uint8_t& n = known_alike_[alike(value)]; n < kMany) n++;
 }
 
 void Ledger::forget(PhysicalStorage& storage) {
@@ -58,9 +65,11 @@ void Ledger::forget(PhysicalStorage& storage) {
   auto& list = found->second;
   list.erase(std::find(list.begin(), list.end(), &storage));
   if (list.empty()) known_.erase(found);
+  if (uint8_t& n = known_alike_[alike(storage.value)]; n < kMany) n--;
 }
 
 PhysicalStorage* Ledger::find(const ValueNumber& value, Slots ranks, uint64_t bytes) const {
+  if (known_alike_[alike(value)] == 0) return nullptr;
   const auto found = known_.find(value);
   if (found == known_.end()) return nullptr;
   for (PhysicalStorage* storage : found->second)

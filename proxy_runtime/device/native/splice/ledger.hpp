@@ -4,6 +4,7 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <array>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -49,13 +50,11 @@ class Ledger;
 struct Entry {
   explicit Entry(Ledger& l) : ledger(l) {}
   Ledger& ledger;
-  bool published = false;  // found by its number
-  bool padded = false;     // its memory reaches to the next multiple of 64 bytes
-  bool hollow = false;     // has no bytes: nothing has been written to it yet, or a pending collective will be
-  uint32_t readers = 0;    // lazy copies that still lack bytes of it
-  uint64_t charged = 0;    // bytes
-  uint64_t call = 0;       // the last call that names it, and its first place in there
-  uint32_t place = 0;
+  bool published = false;    // found by its number
+  bool padded = false;       // its memory reaches to the next multiple of 64 bytes
+  bool hollow = false;       // has no bytes: nothing has been written to it yet, or a pending collective will be
+  uint32_t readers = 0;      // lazy copies that still lack bytes of it
+  uint64_t charged = 0;      // bytes
   PhysicalPtr source;        // of a lazy copy: where `holes` are still to be read
   std::vector<Range> holes;  // ascending
 };
@@ -84,10 +83,14 @@ class Ledger {
   void gone(PhysicalStorage& storage);
 
  private:
+  // Most numbers that are looked for are not known: what says so lies close together.
+  static size_t alike(const ValueNumber& value) { return value.low >> 48 & (kAlike - 1); }
   void charge(Entry& entry, uint64_t bytes);
   uint64_t peak_since_met_ = 0;
   Counters& counters_;
   ska::flat_hash_map<ValueNumber, c10::SmallVector<PhysicalStorage*, 2>, NumberHash> known_;
+  static constexpr size_t kAlike = 1 << 14;
+  std::array<uint8_t, kAlike> known_alike_{};  // storages with such a number; 255: so many or more, for ever
 };
 
 // Ranks that have a handle on it.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -29,6 +30,15 @@ struct OpFacts {
   bool always_checked = false;     // not one of torch's own: its schema is not believed
   uint32_t checks = kChecked;      // calls whose inputs are still to be compared
 
+  // Names of calls begin with operator and flags, which seldom change.
+  const Mixer& named(const ValueNumber& flags) {
+    if (flags != named_for_) {
+      named_for_ = flags;
+      name_ = Mixer(Domain::Call).number(identity).number(flags);
+    }
+    return name_;
+  }
+
   // Of the last definition: what another rank's definition with the same key gets without a run.
   std::vector<uint64_t> spec;
   ValueNumber spec_key;
@@ -37,6 +47,10 @@ struct OpFacts {
   std::vector<uint64_t> new_bytes;
 
   void found_written(uint32_t place);
+
+ private:
+  std::optional<ValueNumber> named_for_;
+  Mixer name_{Domain::Call};
 };
 
 class OpBook {

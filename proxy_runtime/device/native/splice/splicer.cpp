@@ -60,22 +60,21 @@ void Splicer::prepare(Member& m, const Template& t, const Call& from) {
   for (uint32_t i = 0; i < n; i++) {
     const PhysicalPtr& storage = m.rank.storages.find(handles[i]);
     if (!is_numbered(storage->value)) storage->value = fresh_number();
-    Entry& entry = ledger_.entry(*storage);  // a rank never has two handles on one storage
-    if (entry.call != prepared_) entry.place = i;
-    entry.call = prepared_;
+    if (!storage->entry) ledger_.entry(*storage);
+    if (storage->call != prepared_) storage->place = i;  // a rank never has two handles on one storage
+    storage->call = prepared_;
     call.storages[i] = storage.get();
-    call.first[i] = entry.place;
-    call.repeats |= entry.place != i;
+    call.first[i] = storage->place;
+    call.repeats |= storage->place != i;
   }
-  Mixer mixer(Domain::Call);
-  mixer.number(facts.identity).number(m.flags);
+  Mixer mixer = facts.named(m.flags);
   WordReader payload = from.payload;
   const size_t words = payload.left();
   mixer.word(words).words(payload.words(words), words);
   for (uint32_t i = 0; i < n; i++) {
     const uint64_t bytes = call.storages[i]->storage.nbytes();
     const Range over = facts.overwritten[i];
-    mixer.word(call.first[i]).word(bytes);
+    mixer.word(uint64_t{call.first[i]} << 47 | bytes);  // addresses have 47 bits
     if (!over.empty() && over.begin == 0 && over.end == bytes && !call.repeated(i)) continue;
     mixer.number(call.storages[i]->value);
   }
@@ -262,8 +261,7 @@ void Splicer::perform(Member& leader, Template& t, const Call& call, WordWriter*
   if (leader.others.empty()) learn(leader);
   own_written(leader);
   for (uint32_t i = 0; i < leader.call.handles.size(); i++) {
-    PhysicalStorage& storage = *leader.rank.storages.find(leader.call.handles[i]);
-    if (facts.overwritten[i].empty() || leader.call.repeated(i)) sharing_.materialise(storage);
+    if (facts.overwritten[i].empty() || leader.call.repeated(i)) sharing_.materialise(*leader.call.storages[i]);
   }
   try {
     run(leader, t, call, spec);
@@ -308,7 +306,7 @@ PhysicalPtr Splicer::owned(const PhysicalPtr& from, uint32_t of_writers, Range o
 }
 
 void Splicer::own_written(Member& leader) {
-  const HeldCall& call = leader.call;
+  HeldCall& call = leader.call;
   const uint64_t copies = counters_.copies;
   for (uint32_t place : call.facts->written) {
     if (!call.first_of(place)) continue;
@@ -316,7 +314,10 @@ void Splicer::own_written(Member& leader) {
     const Range over = call.repeated(place) ? Range() : call.facts->overwritten[place];
     const auto writers = static_cast<uint32_t>(held_by_group(*from, leader, place));
     PhysicalPtr own = owned(from, writers, over, !leader.verifies);
-    if (own != from) leader.rank.storages.rebind(call.handles[place], std::move(own));
+    if (own == from) continue;
+    for (uint32_t i = place; i < call.first.size(); i++)
+      if (call.first[i] == place) call.storages[i] = own.get();
+    leader.rank.storages.rebind(call.handles[place], std::move(own));
   }
   if (counters_.copies == copies || !leader.others.empty()) return;
   if (copied_.size() > kRemembered) copied_.clear();

@@ -22,12 +22,13 @@ enum class Domain : uint64_t { Call = 1, New, Written, Contents, Part, Resized, 
 class Mixer {
  public:
   explicit Mixer(Domain domain);
-  Mixer& word(uint64_t w) {
-    a_ = step(a_ ^ w, 0xff51afd7ed558ccdull, 0xc4ceb9fe1a85ec53ull);
-    b_ = step((b_ + w) ^ (a_ >> 7), 0x9e3779b97f4a7c15ull, 0xbf58476d1ce4e5b9ull);
+  Mixer& word(uint64_t w) { return number({w, w}); }
+  // One step for both halves, each of which tells numbers apart as well as the other.
+  Mixer& number(const ValueNumber& v) {
+    a_ = step(a_ ^ v.high, 0xff51afd7ed558ccdull, 0xc4ceb9fe1a85ec53ull);
+    b_ = step((b_ + v.low) ^ (a_ >> 7), 0x9e3779b97f4a7c15ull, 0xbf58476d1ce4e5b9ull);
     return *this;
   }
-  Mixer& number(const ValueNumber& v) { return word(v.high).word(v.low); }
   Mixer& words(const uint64_t* begin, size_t n) {
     for (size_t i = 0; i < n; i++) word(begin[i]);
     return *this;
