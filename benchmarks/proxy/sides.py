@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.harness import BenchmarkError
+from benchmarks.proxy.limited import limited_cpu
 from benchmarks.runs import environment
 from proxy_runtime import build
 from proxy_runtime.channel.ring import Ring
@@ -104,6 +105,16 @@ class Side:
             _pin(pid, {first})
         for pid in self.others:
             _pin(pid, set(second) or {first})
+
+    @contextlib.contextmanager
+    def slowed(self, share: float) -> Iterator[None]:
+        """Meanwhile its devices together have no more than this share of a core.
+
+        Raises:
+            BenchmarkError: there is no control group to limit them with.
+        """
+        with limited_cpu(self.others, share):
+            yield
 
     def _all(self) -> list[int]:
         return [*(p.pid for p in self.processes), *self.others]

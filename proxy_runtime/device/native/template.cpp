@@ -5,7 +5,7 @@
 
 namespace ergo::device {
 
-std::unique_ptr<Template> parse_template(std::string name, const uint64_t* key, size_t n, c10::Device device) {
+std::shared_ptr<Template> parse_template(std::string name, const uint64_t* key, size_t n, c10::Device device) {
   size_t scope = name.find("::");
   if (scope == std::string::npos) throw ProtocolError("an operator name without namespace: " + name.substr(0, 80));
   size_t dot = name.find('.', scope);
@@ -16,7 +16,7 @@ std::unique_ptr<Template> parse_template(std::string name, const uint64_t* key, 
                               "registered by a compiled library, but from Python. Register its Python function for "
                               "\"cuda\" too. ",
                               library_failures());
-  auto result = std::make_unique<Template>(*op);
+  auto result = std::make_shared<Template>(*op);
   try {
     WordReader reader(key, n);
     result->globals = reader.word();

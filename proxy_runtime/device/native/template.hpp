@@ -28,7 +28,7 @@ namespace splice {
 struct OpFacts;
 }
 
-struct Template {
+struct Template : std::enable_shared_from_this<Template> {
   explicit Template(c10::OperatorHandle handle) : op(std::move(handle)) {}
   c10::OperatorHandle op;
   mutable splice::OpFacts* facts = nullptr;  // found at the first call that may be shared
@@ -41,7 +41,7 @@ struct Template {
 };
 
 // Throws ProtocolError for a malformed key, c10::NotImplementedError for an operator unknown here.
-std::unique_ptr<Template> parse_template(std::string name, const uint64_t* key, size_t n, c10::Device device);
+std::shared_ptr<Template> parse_template(std::string name, const uint64_t* key, size_t n, c10::Device device);
 
 class TemplateTable {
  public:
@@ -49,13 +49,13 @@ class TemplateTable {
   static constexpr uint64_t kLimit = uint64_t{1} << 20;
   // Throws ProtocolError unless `id` is the next one.
   void check_next(uint64_t id) const;
-  void add(std::unique_ptr<Template> t) { templates_.push_back(std::move(t)); }
+  void add(std::shared_ptr<Template> t) { templates_.push_back(std::move(t)); }
   Template& at(uint64_t id) const;  // throws ProtocolError
   size_t size() const { return templates_.size(); }
-  const std::vector<std::unique_ptr<Template>>& all() const { return templates_; }
+  const std::vector<std::shared_ptr<Template>>& all() const { return templates_; }
 
  private:
-  std::vector<std::unique_ptr<Template>> templates_;
+  std::vector<std::shared_ptr<Template>> templates_;
 };
 
 }  // namespace ergo::device

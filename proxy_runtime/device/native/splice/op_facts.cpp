@@ -155,6 +155,11 @@ void OpFacts::found_written(uint32_t place) {
   written.insert(std::lower_bound(written.begin(), written.end(), place), place);
 }
 
+const Template& OpFacts::common(const Template& t) {
+  if (!common_ || common_->globals != t.globals) common_ = t.shared_from_this();
+  return *common_;
+}
+
 OpFacts& OpBook::of(const Template& t) {
   if (t.facts) return *t.facts;
   Mixer mixer(Domain::Call);

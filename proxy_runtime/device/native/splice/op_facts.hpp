@@ -39,6 +39,9 @@ struct OpFacts {
     return name_;
   }
 
+  // The one template that runs for all ranks whose own differs in nothing: what it needs is in the processor's cache.
+  const Template& common(const Template& t);
+
   // Of the last definition: what another rank's definition with the same key gets without a run.
   std::vector<uint64_t> spec;
   ValueNumber spec_key;
@@ -51,6 +54,7 @@ struct OpFacts {
  private:
   std::optional<ValueNumber> named_for_;
   Mixer name_{Domain::Call};
+  std::shared_ptr<const Template> common_;
 };
 
 class OpBook {

@@ -334,7 +334,7 @@ void Splicer::run(Member& leader, Template& t, const Call& call, WordWriter* spe
   if (spec)
     executor_.define(leader.rank, t, call, *spec);
   else
-    executor_.execute(leader.rank, t, call);
+    executor_.execute(leader.rank, facts.common(t), call);
   if (random_before.defined()) {
     const at::Tensor after = process_.get_state(leader.rank, 0);
     facts.random = after.nbytes() != random_before.nbytes() ||
