@@ -104,7 +104,7 @@ class JobActivities:
     @property
     def all(self) -> tuple[Callable[..., object], ...]:
         """What a worker registers."""
-        return (self.open_job, self.allocate_epoch, self.advance_head, self.publish_events, self.await_jobs)
+        return (self.open_job, self.allocate_epoch, self.advance_head, self.publish_events, self.await_jobs, self.turn)
 
     @activity.defn(name=Activity.OPEN_JOB)
     def open_job(self, request: OpenJobInput) -> OpenJobResult:
@@ -150,6 +150,10 @@ class JobActivities:
             if wanted == "completed" and how != "completed":
                 return AwaitJobsResult(f"Job {other} was to be completed first (`after`), but is {how}.")
         return AwaitJobsResult()
+
+    @activity.defn(name=Activity.TURN)
+    async def turn(self) -> None:
+        """Nothing: that it is over begins the workflow's next task, in which an update has its turn."""
 
 
 def _call(job: JobId, call: Callable[[], T]) -> T:

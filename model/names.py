@@ -57,6 +57,7 @@ class Activity(StrEnum):
     ADVANCE_HEAD = "advance_head"
     PUBLISH = "publish_events"
     AWAIT_JOBS = "await_jobs"
+    TURN = "turn"
     # Of a cluster (`CLUSTER_TASK_QUEUE`), by model.control.
     NOTIFY = "notify"
     DECIDE = "decide"

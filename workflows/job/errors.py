@@ -63,3 +63,8 @@ def of_activity(error: ActivityError, where: str) -> OperationFailed:
             f"{where} did not answer in time: {_TIMEOUTS.get(kind, kind)}.", code=f"job.timeout.{kind}"
         )
     return OperationFailed(f"{where}: {cause or error}", code="job.failed-step")
+
+
+def refusal(sentence: str, code: str = "job.refused") -> ApplicationError:
+    """What an update that cannot be done is answered with."""
+    return ApplicationError(sentence, type=code, non_retryable=True)

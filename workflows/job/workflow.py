@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import timedelta, timezone
-from typing import Any, TypeVar
+from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from model.codec import from_value
 from model.control import TELL_AGAIN, DecisionView, Directive, JobView
 from model.errors import ModelError
 from model.ids import JobId
@@ -32,18 +31,15 @@ from model.splicing import check_width
 from model.units import counted
 from workflows.job import answers, driver, outbox, recover, sharing, telling
 from workflows.job.core import Job, Request, keep_last
+from workflows.job.errors import refusal
 from workflows.job.state import KEPT_DECISIONS, KEPT_LOST, JobState, MoveRequest
+from workflows.job.turns import Line
 from workflows.job.views import details, view
-
-T = TypeVar("T")
 
 ANSWER = timedelta(seconds=120)
 """How long a request to move waits for the scheduler's answer."""
 
 _MOVED = (JobPhase.MOVING, JobPhase.RESIZING)
-
-TURN = timedelta(milliseconds=1)
-"""The shortest timer: an update goes on in the next task of the workflow."""
 
 
 @workflow.defn(name=JOB_WORKFLOW)
@@ -60,6 +56,7 @@ class JobWorkflow:
         self._cancelled = False
         self._fault = ""
         self._code = ""
+        self._line = Line()
         try:
             job_id = JobId(info.workflow_id)
             parsed = parse_submitted_spec(spec)
@@ -191,23 +188,23 @@ class JobWorkflow:
     @workflow.update(name=Update.PREEMPT.value, description="Suspend the job and hold it until `resume`.")
     async def preempt(self, request: Any = None) -> OperationResult:
         """Checkpoint, give up the devices, hold."""
-        await self._turn(lambda: self._may_preempt(request))
-        asked = _read(PreemptRequest, request)
+        asked = await self._line.turn(PreemptRequest, request, self._may_preempt)
         return await self._ask(Request("preempt", asked.reason or "A person preempted it."), wait=asked.wait)
 
     @preempt.validator
-    def _may_preempt(self, request: Any = None) -> None:
-        _read(PreemptRequest, request)
+    def _accept_preempt(self, request: Any = None) -> None:
+        self._line.accept(PreemptRequest, request, self._may_preempt)
+
+    def _may_preempt(self, _: PreemptRequest) -> None:
         self._not_ended()
         self._no_backlog()
         if self._job.state.held:
-            raise _refusal("The job is held already.")
+            raise refusal("The job is held already.")
 
     @workflow.update(name=Update.RESUME.value, description="Let a held job go on.")
     async def resume(self, request: Any = None) -> OperationResult:
         """Let a held job go on as soon as there are devices."""
-        await self._turn(lambda: self._may_resume(request))
-        asked = _read(ResumeRequest, request)
+        asked = await self._line.turn(ResumeRequest, request, self._may_resume)
         answer = await self._ask(Request("resume", asked.reason or "A person resumed it."), wait=True)
         if not asked.wait:
             return answer
@@ -220,70 +217,81 @@ class JobWorkflow:
         return OperationResult(state.phase, f"The job is {state.phase}.", state.checkpoint)
 
     @resume.validator
-    def _may_resume(self, request: Any = None) -> None:
-        _read(ResumeRequest, request)
+    def _accept_resume(self, request: Any = None) -> None:
+        self._line.accept(ResumeRequest, request, self._may_resume)
+
+    def _may_resume(self, _: ResumeRequest) -> None:
         self._not_ended()
         job, state = self._job, self._job.state
         before = [*job.requests, job.doing]
         if not state.held and not any(other is not None and other.kind == "preempt" for other in before):
-            raise _refusal(f"The job is not held by a person: it is {state.phase}. {state.waiting}".strip())
+            raise refusal(f"The job is not held by a person: it is {state.phase}. {state.waiting}".strip())
 
     @workflow.update(name=Update.CHECKPOINT.value, description="Take a checkpoint while the job runs on.")
     async def checkpoint(self, request: Any = None) -> OperationResult:
         """Take a checkpoint while the job runs on."""
-        await self._turn(lambda: self._may_checkpoint(request))
-        asked = _read(CheckpointRequest, request)
+        asked = await self._line.turn(CheckpointRequest, request, self._may_checkpoint)
         return await self._ask(Request("checkpoint", asked.reason), wait=asked.wait)
 
     @checkpoint.validator
-    def _may_checkpoint(self, request: Any = None) -> None:
-        _read(CheckpointRequest, request)
+    def _accept_checkpoint(self, request: Any = None) -> None:
+        self._line.accept(CheckpointRequest, request, self._may_checkpoint)
+
+    def _may_checkpoint(self, _: CheckpointRequest) -> None:
         self._running("kept in a checkpoint")
 
     @workflow.update(name=Update.MIGRATE.value, description='Go on at another node: {"to": NAME}.')
     async def migrate(self, request: Any = None) -> OperationResult:
         """Asks the scheduler for a place at the node, and goes on there."""
-        await self._turn(lambda: self._may_migrate(request))
-        job, wanted = self._job, _read(MigrateRequest, request)
+        wanted = await self._line.turn(MigrateRequest, request, self._may_migrate)
+        job = self._job
         asked = Request("migrate", wanted.reason, to=wanted.to, id=str(workflow.uuid4()))
         job.moving, job.state.move = asked, MoveRequest(asked.id, wanted.to)
         job.dirty = True
         return await self._until_moved(asked, f"it moves to {wanted.to}", wait=wanted.wait)
 
     @migrate.validator
-    def _may_migrate(self, request: Any = None) -> None:
-        wanted = _read(MigrateRequest, request)
+    def _accept_migrate(self, request: Any = None) -> None:
+        self._line.accept(MigrateRequest, request, self._may_migrate)
+
+    def _may_migrate(self, wanted: MigrateRequest) -> None:
         self._running("moved")
         self._not_moving()
-        if wanted.to in {node.name for node in self._job.nodes}:
-            raise _refusal(f"The job runs at {wanted.to} already.")
+        job = self._job
+        if any(other is not None and other.kind == "resize" for other in (*job.requests, job.doing)):
+            raise refusal("The job is asked to resize already: ask again when that is done.")
+        if wanted.to in {node.name for node in job.nodes}:
+            raise refusal(f"The job runs at {wanted.to} already.")
 
     @workflow.update(name=Update.RESIZE.value, description='Go on on another number of devices: {"devices": K}.')
     async def resize(self, request: Any = None) -> OperationResult:
         """Looks whether the width can be had, asks the scheduler for the devices, and goes on on them."""
-        await self._turn(lambda: self._may_resize(request))
-        job, wanted = self._job, _read(ResizeRequest, request)
+        wanted = await self._line.turn(ResizeRequest, request, self._may_resize)
+        job = self._job
         asked = Request("resize", wanted.reason, id=str(workflow.uuid4()), width=wanted.devices)
         job.requests.append(asked)
         await workflow.wait_condition(lambda: asked.over or job.moving is asked or job.state.phase.ended)
         return await self._until_moved(asked, f"it goes on on {counted(wanted.devices, 'device')}", wait=wanted.wait)
 
     @resize.validator
-    def _may_resize(self, request: Any = None) -> None:
-        job, spec, width = self._job, self._job.spec, _read(ResizeRequest, request).devices
+    def _accept_resize(self, request: Any = None) -> None:
+        self._line.accept(ResizeRequest, request, self._may_resize)
+
+    def _may_resize(self, wanted: ResizeRequest) -> None:
+        job, spec, width = self._job, self._job.spec, wanted.devices
         self._not_ended()
         if spec.pack == "node":
             count = spec.world_size
-            raise _refusal(
+            raise refusal(
                 f"The job starts its own ranks: it has its {counted(count, 'device')} for life and cannot be resized."
             )
         try:
             check_width(spec.world_size, width)
         except ModelError as error:
-            raise _refusal(str(error), error.code) from error
+            raise refusal(str(error), error.code) from error
         if not spec.min_width <= width <= spec.widest:
             bounds = _between(spec.min_width, spec.widest)
-            raise _refusal(f"By `min_width` and `max_width` of its specification the job runs on {bounds}.")
+            raise refusal(f"By `min_width` and `max_width` of its specification the job runs on {bounds}.")
         by_scheduler = job.moving is None and (job.state.move is not None or job.state.phase in _MOVED)
         if by_scheduler:  # the wish is looked at when that is done
             self._no_backlog()
@@ -292,15 +300,14 @@ class JobWorkflow:
             self._not_moving()
         for other in (*job.requests, job.doing):
             if other is not None:
-                raise _refusal(f"The job is asked to {other.kind} already: ask again when that is done.")
+                raise refusal(f"The job is asked to {other.kind} already: ask again when that is done.")
         if width == job.width == job.asked and not by_scheduler:
-            raise _refusal(answers.runs_there(job))
+            raise refusal(answers.runs_there(job))
 
     @workflow.update(name=Update.CANCEL.value, description="End the job for good.")
     async def cancel(self, request: Any = None) -> OperationResult:
         """Stops the ranks; the job is cancelled."""
-        await self._turn(lambda: None)
-        asked = _read(CancelRequest, request)
+        asked = await self._line.turn(CancelRequest, request, self._may_still_cancel)
         state = self._job.state
         if not state.phase.ended:
             self._job.cancel = asked.reason or "A person cancelled it."
@@ -313,27 +320,17 @@ class JobWorkflow:
         return OperationResult(state.phase, "It is being cancelled.", state.checkpoint)
 
     @cancel.validator
-    def _may_cancel(self, request: Any = None) -> None:
-        _read(CancelRequest, request)
+    def _accept_cancel(self, request: Any = None) -> None:
+        self._line.accept(CancelRequest, request, self._may_cancel)
+
+    def _may_cancel(self, _: CancelRequest) -> None:
         self._not_ended()
 
+    def _may_still_cancel(self, wanted: CancelRequest) -> None:
+        if not self._job.state.phase.ended:
+            self._may_cancel(wanted)
+
     # -- helpers of handlers --
-
-    async def _turn(self, may: Callable[[], None]) -> None:
-        """Lets all that is older than an update come before it; then looks again whether it may be done.
-
-        A worker that has just taken the job over is given the update together with what the job's last task had
-        brought, where that task ordered nothing, and the update first; replays give it after that, as older
-        (temporalio/sdk-rust issue 1146). Two handlers and coroutines would then wake in another order, and the history
-        fit no replay. So an update does nothing in the task that brings it.
-
-        Raises:
-            ApplicationError: of `may`, where what it was accepted for has changed meanwhile.
-        """
-        if not workflow.patched("update-turn"):
-            return
-        await workflow.sleep(TURN, summary="the update's turn")
-        may()
 
     async def _ask(self, request: Request, *, wait: bool) -> OperationResult:
         job = self._job
@@ -342,7 +339,7 @@ class JobWorkflow:
             return OperationResult(job.state.phase, f"Accepted: {request.kind}.", job.state.checkpoint)
         await workflow.wait_condition(lambda: request.over or job.state.phase.ended)
         if request.refused is not None:
-            raise _refusal(request.refused.message, request.refused.code)
+            raise refusal(request.refused.message, request.refused.code)
         return request.result or OperationResult(job.state.phase, f"The job is {job.state.phase}.")
 
     async def _until_moved(self, asked: Request, agreed: str, *, wait: bool) -> OperationResult:
@@ -362,7 +359,7 @@ class JobWorkflow:
             await workflow.wait_condition(lambda: asked.over or job.state.phase.ended)
         if asked.refused is not None:
             self._withdraw(asked)
-            raise _refusal(asked.refused.message, asked.refused.code)
+            raise refusal(asked.refused.message, asked.refused.code)
         if asked.result is not None:
             return asked.result
         return OperationResult(job.state.phase, f"The scheduler agrees: {agreed}.")
@@ -374,37 +371,25 @@ class JobWorkflow:
 
     def _not_moving(self) -> None:
         if why := answers.under_way(self._job):
-            raise _refusal(why)
+            raise refusal(why)
 
     def _not_ended(self) -> None:
         if self._fault or self._job.state.phase.ended:
-            raise _refusal(f"The job is {self._job.state.phase}: nothing can be asked of it any more.")
+            raise refusal(f"The job is {self._job.state.phase}: nothing can be asked of it any more.")
         if self._job.cancel:
-            raise _refusal("The job is being cancelled.")
+            raise refusal("The job is being cancelled.")
 
     def _no_backlog(self) -> None:
         if why := outbox.refusal(self._job.state.outbox, workflow.now()):
-            raise _refusal(why)
+            raise refusal(why)
 
     def _running(self, what: str) -> None:
         self._not_ended()
         self._no_backlog()
         if self._job.state.phase is not JobPhase.RUNNING:
-            raise _refusal(answers.not_running(self._job, what))
+            raise refusal(answers.not_running(self._job, what))
         if why := answers.on_its_way_out(self._job, what):
-            raise _refusal(why)
-
-
-def _read(shape: type[T], request: Any) -> T:
-    """An update's argument; what is wrong with it is said in a sentence, where the SDK would only say that it is."""
-    try:
-        return from_value(shape, {} if request is None else request)
-    except ModelError as error:
-        raise _refusal(str(error), error.code) from error
-
-
-def _refusal(sentence: str, code: str = "job.refused") -> ApplicationError:
-    return ApplicationError(sentence, type=code, non_retryable=True)
+            raise refusal(why)
 
 
 def _between(least: int, most: int) -> str:

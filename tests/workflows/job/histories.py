@@ -185,6 +185,26 @@ async def cold_update(fleet: Fleet) -> Handle:
     return job
 
 
+async def updates_at_once(fleet: Fleet) -> Handle:
+    """A preemption and its end come in one task."""
+    job = await fleet.submit(ranks=2, job="updates-at-once")
+    first, second, _ = fleet.nodes
+    await job.run_on(first.device(0), first.device(1))
+    await job.steps(first)
+    await job.quiet()
+    await fleet.stop_worker("job")
+    asked = []
+    for update, request in ((Update.PREEMPT, PreemptRequest(wait=True)), (Update.RESUME, None)):
+        asked.append(asyncio.ensure_future(job.workflow.execute_update(update, request)))
+        await asyncio.sleep(0.3)
+    await fleet.start_job_worker()
+    await asyncio.gather(*asked)
+    await job.run_on(second.device(0), second.device(1))
+    await job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    return job
+
+
 SCENARIOS: dict[str, Callable[[Fleet], Awaitable[Handle]]] = {
     "life": life,
     "node-lost": node_lost,
@@ -192,6 +212,7 @@ SCENARIOS: dict[str, Callable[[Fleet], Awaitable[Handle]]] = {
     "renewed": renewed,
     "resized": resized,
     "cold-update": cold_update,
+    "updates-at-once": updates_at_once,
     "lost-in-a-cut": lost_in_a_cut,
 }
 

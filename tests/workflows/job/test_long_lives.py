@@ -56,7 +56,7 @@ async def test_continue_as_new_disturbs_no_step(fleet: Fleet) -> None:
     assert [e.data.before for e in events if isinstance(e, JobPhaseChanged)].count(None) == 1
 
 
-async def _reset(client: Client, job: Handle, *, last: bool = False, task: int | None = None) -> None:
+async def reset(client: Client, job: Handle, *, last: bool = False, task: int | None = None) -> None:
     """As the UI does: back to a finished workflow task, the one in the middle by default; skips one too many."""
     description = await job.workflow.describe()
     history = await job.workflow.fetch_history()
@@ -96,7 +96,7 @@ async def test_a_reset_to_any_point_opens_the_job_again_and_doubles_no_epoch(fle
     await job.workflow.execute_update(Update.CHECKPOINT, {"wait": True})
     head = fleet.records.head(job.id)
     assert head is not None and head.epoch == 2
-    await _reset(fleet.client, job, task=task)
+    await reset(fleet.client, job, task=task)
     job = Handle(fleet, fleet.client.get_workflow_handle(job.id))
     notice = await job.notice(lambda notice: notice.generation == 2 and notice.wants == "devices")
     assert notice.devices == ()
@@ -115,7 +115,7 @@ async def test_a_reset_to_before_the_start_tells_that_the_job_does_not_run(fleet
     node = fleet.nodes[0]
     await job.run_on(node.device(0))
     await job.steps(node)
-    await _reset(fleet.client, job, task=1)
+    await reset(fleet.client, job, task=1)
     job = Handle(fleet, fleet.client.get_workflow_handle(job.id))
 
     def told() -> bool:
@@ -141,7 +141,7 @@ async def test_a_reset_in_the_middle_of_a_preemption(fleet: Fleet) -> None:
     await job.workflow.execute_update(Update.PREEMPT)
     await job.phase(JobPhase.SUSPENDING)
     await until(lambda: fleet.troubles.calls["checkpoint.write.full"] >= 1, "the cut is under way")
-    await _reset(fleet.client, job, last=True)
+    await reset(fleet.client, job, last=True)
     job = Handle(fleet, fleet.client.get_workflow_handle(job.id))
     await job.notice(lambda notice: notice.generation == 2 and notice.wants == "devices")
     view = await job.run_on(fleet.nodes[1].device(0))
