@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Protocol, TypeVar
 
 import structlog
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from events.envelope import from_json
 from events.types import Event
@@ -33,7 +33,7 @@ from proxy_runtime.errors import ErgoError
 
 T = TypeVar("T")
 
-LOOK_S = 2.0
+LOOK = timedelta(seconds=2)
 """Between two looks at a job that another one waits for."""
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -140,13 +140,21 @@ class JobActivities:
 
     @activity.defn(name=Activity.AWAIT_JOBS)
     async def await_jobs(self, request: AwaitJobsInput) -> AwaitJobsResult:
-        """Waits for other jobs as long as it takes."""
+        """Looks whether other jobs have ended, and is tried again until they have.
+
+        Who waits takes no place of the worker meanwhile: as many as it has would keep it from all else.
+        """
         if self._fates is None:
             raise ApplicationError("This worker cannot ask for other jobs.", type="job.no-fates")
         for other, wanted in request.after:
-            while (how := await self._fates.ask(other)) is None:
-                activity.heartbeat(str(other))
-                await asyncio.sleep(LOOK_S)
+            how = await self._fates.ask(other)
+            if how is None:
+                raise ApplicationError(
+                    f"Job {other} goes on.",
+                    type="job.waits",
+                    next_retry_delay=LOOK,
+                    category=ApplicationErrorCategory.BENIGN,
+                )
             if wanted == "completed" and how != "completed":
                 return AwaitJobsResult(f"Job {other} was to be completed first (`after`), but is {how}.")
         return AwaitJobsResult()

@@ -72,9 +72,16 @@ def cut(
     devices: Annotated[int | None, typer.Option(help="Continue on this many devices.", min=1, max=MOST_RANKS)] = None,
 ) -> None:
     """Checkpoints JOB, ends all its processes and restores them from the checkpoint, as on another node."""
+    from proxy_runtime.job import require_width
     from proxy_runtime.shim.spec import CutRequest
 
-    _cut(job, CutRequest(at_step=at_step, devices=devices))
+    client = _client(job)
+    if devices is not None:
+        status = client.status()
+        ranks = len(status.get("placement", ()))
+        if devices < ranks == len(status.get("rank_pids", ())):  # all else the job itself refuses
+            require_width(ranks, devices)
+    _finish(client.cut(CutRequest(at_step=at_step, devices=devices)))
 
 
 def checkpoint(job: JobArgument = None, at_step: StepOption = None) -> None:
@@ -95,17 +102,13 @@ def resize(
 
     Its processes run on, and no checkpoint is taken.
     """
-    from model.errors import ModelError
-    from model.splicing import check_width
     from model.units import counted
+    from proxy_runtime.job import require_width
     from proxy_runtime.shim.spec import CutRequest, RunError
 
     client = _client(job)
     status = client.status()
-    try:
-        check_width(len(status.get("placement", ())), devices)
-    except ModelError as error:
-        raise RunError(str(error), code="run.bad-width") from error
+    require_width(len(status.get("placement", ())), devices)
     if devices == status.get("width"):
         raise RunError(f"the job runs on {counted(devices, 'device')} already.", code="run.bad-width")
     _finish(client.cut(CutRequest(at_step=at_step, devices=devices, keep_processes=True)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, TypeVar, cast, get_args
 import typer
 from typer.core import TyperCommand
 
+from cli.console import say
 from model.errors import ModelError
 from proxy_runtime.errors import ErgoError
 
@@ -36,6 +38,8 @@ class Command(TyperCommand):
                 for value in _texts(given.get(param.name or ""), param.name == _PROGRAM):
                     if fault := _fault(value, param):
                         raise typer.BadParameter(fault, ctx=ctx, param=cast("Any", param))
+            if not given.get("quiet"):
+                _tell_strays(ctx, self.get_params(ctx), given.get(_PROGRAM))
         return super().parse_args(ctx, args)
 
 
@@ -87,6 +91,17 @@ def once(values: list[T] | None) -> list[T] | None:
 def _texts(value: Any, program: bool) -> Iterable[str]:
     words = value if isinstance(value, list | tuple) else [value]
     return [word for word in (words[:1] if program else words) if isinstance(word, str)]
+
+
+def _tell_strays(ctx: Any, params: Iterable[Any], program: Any) -> None:
+    """Says which options of ours stand behind the script: they are its own there, but may be meant for us."""
+    words = [str(word) for word in program[1:]] if isinstance(program, list | tuple) else []
+    typed = {word.partition("=")[0] for word in itertools.takewhile("--".__ne__, words)}
+    ours = [name for param in params for name in (*param.opts, *param.secondary_opts) if name.startswith("--")]
+    if strays := [name for name in ours if name in typed]:
+        say(
+            f"{', '.join(strays)} after the script goes to the script; options of `ergo {ctx.info_name}` come before it"
+        )
 
 
 def _is_path(param: Any) -> bool:

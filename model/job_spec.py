@@ -15,6 +15,7 @@ from model.ids import CheckpointId, JobId, TenantId
 from model.units import Bytes, counted
 
 API_VERSION = "ergosphere/v1"
+UNEVEN = "model.uneven"
 _MAX_RANKS = 1 << 20
 
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -212,7 +213,7 @@ def parse_submitted_spec(data: bytes | str | Mapping[str, Any]) -> JobSpec:
     """The same of what a fleet is asked to run: what it cannot do yet is refused.
 
     Raises:
-        ModelError: as `parse_job_spec`.
+        ModelError: as `parse_job_spec`; ``model.uneven``: a job of such widths, which builds of before have begun.
     """
     spec = parse_job_spec(data)
     if spec.pack == "node" and spec.ranks > 1:
@@ -222,6 +223,8 @@ def parse_submitted_spec(data: bytes | str | Mapping[str, Any]) -> JobSpec:
             "Leave it out, and say with `devices_per_rank` how many devices the command sees.",
         )
         raise ModelError.of_faults("JobSpec", [fault], code="model.job-spec")
+    if uneven := list(_uneven(spec)):
+        raise ModelError.of_faults("JobSpec", uneven, code=UNEVEN)
     return spec
 
 
@@ -292,6 +295,19 @@ def _check_widths(spec: JobSpec) -> Iterator[Fault]:
         )
     if not few and spec.min_width > spec.widest:
         yield Fault("min_width", f"is {spec.min_width}, but the widest allowed is {spec.widest}", "Lower it.")
+
+
+def _uneven(spec: JobSpec) -> Iterator[Fault]:
+    """A resize gives every device as many ranks: a bound at which that cannot be would never be reached."""
+    world = spec.world_size
+    for where, width in (("min_width", spec.min_width), ("max_width", spec.widest)):
+        if spec.pack == "rank" and world % width:
+            possible = ", ".join(str(count) for count in range(1, world + 1) if world % count == 0)
+            yield Fault(
+                where,
+                f"is {width}, but {counted(world, 'rank')} cannot be shared out evenly over {counted(width, 'device')}",
+                f"Possible are {possible}.",
+            )
 
 
 def _check_pack(spec: JobSpec) -> Iterator[Fault]:

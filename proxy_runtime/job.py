@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from model.errors import ModelError
+from model.splicing import check_width
 from model.units import counted
 from proxy_runtime import build
 from proxy_runtime.checkpoint.store import Store
@@ -137,6 +139,8 @@ class Job:
             pack=header.pack,
             python=header.python,
         )
+        if spec.pack == "rank" and spec.devices != len(set(header.placement)):
+            require_width(spec.world_size, spec.devices)
         if header.python and not os.access(header.python, os.X_OK):
             raise RunError(f"the interpreter {header.python} of this job is not on this machine.", code="run.no-python")
         job = cls._spawn(spec, options, progress, made_by)
@@ -261,6 +265,18 @@ class Job:
         return any(Path(self.spec.checkpoint_dir).glob("tenants/*/jobs/*/HEAD"))
 
 
+def require_width(ranks: int, devices: int) -> None:
+    """Checks that every device gets as many ranks, where a job begins, goes on or is resized.
+
+    Raises:
+        RunError: ``run.bad-width``.
+    """
+    try:
+        check_width(ranks, devices)
+    except ModelError as error:
+        raise RunError(str(error), code="run.bad-width") from error
+
+
 def _spec(options: JobOptions) -> RunSpec:
     layout = RunLayout.of(options.job_id)
     cwd = (options.cwd or Path.cwd()).absolute()
@@ -274,7 +290,7 @@ def _spec(options: JobOptions) -> RunSpec:
         )
     env = dict(os.environ if options.env is None else options.env)
     env = {name: value for name, value in env.items() if name in _FOR_RANKS or not name.startswith("ERGO_")}
-    return RunSpec(
+    spec = RunSpec(
         job_id=options.job_id,
         argv=options.argv,
         cwd=str(cwd),
@@ -290,6 +306,9 @@ def _spec(options: JobOptions) -> RunSpec:
         linger=options.linger,
         python=_python(options.python),
     )
+    if spec.pack == "rank":
+        require_width(spec.world_size, spec.devices)
+    return spec
 
 
 def _python(given: str) -> str:

@@ -139,6 +139,10 @@ async def test_all_faults_of_a_job_file_at_once(ergo, project):
         (["--tier", "gold", "train.py"], "'premium', 'standard' or 'basic'"),
         (["--ranks", "0", "train.py"], "`ranks` is 0"),
         (["--min-devices", "3", "--ranks", "2", "train.py"], "`min_width` is 3"),
+        (
+            ["--min-devices", "3", "--ranks", "4", "train.py"],
+            "`min_width` is 3, but 4 ranks cannot be shared out evenly",
+        ),
         (["--env", "A", "train.py"], "NAME=VALUE"),
         (["--env", "API_TOKEN=x", "train.py"], "secret"),
         (["--dir", "nowhere", "train.py"], "nowhere does not exist"),
@@ -152,6 +156,16 @@ async def test_wrong_usage_is_one_sentence(ergo, project, arguments, says):
     done = await ergo("submit", *arguments, code=2)
     assert says in done.err
     assert done.out == ""
+
+
+async def test_options_of_ours_after_the_script_are_its_own_and_that_is_said(ergo, project):
+    words = ["train.py", "--steps", "3", "--dry-run", "--name=x", "--", "--tier"]
+    done = await ergo("submit", "--dry-run", *words)
+    assert json.loads(done.out)["argv"] == ["python", *words]
+    note = "--name, --dry-run after the script goes to the script; options of `ergo submit` come before it"
+    assert note in done.err and "--tier after" not in done.err
+    done = await ergo("submit", "--dry-run", "train.py", "--steps", "3")
+    assert "after the script" not in done.err
 
 
 async def test_no_fleet_uploads_nothing(ergo, plain_env, project, tmp_path):

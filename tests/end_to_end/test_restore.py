@@ -159,6 +159,7 @@ BAD_INPUT = [
     (["run"], 2, "a script is needed"),
     (["run", "--nproc", "0", "x.py"], 2, "--nproc"),
     (["run", "--nproc", "1", "--devices", "2", "EXISTING"], 1, "2 devices for 1 rank:"),
+    (["run", "--nproc", "4", "--devices", "3", "EXISTING"], 1, "evenly over 3 devices; possible are 1, 2, 4."),
     (["run", "--cut-every", "soon", "EXISTING"], 2, "not a duration"),
     (["run", "--transport", "carrier-pigeon", "EXISTING"], 2, "neither shm nor tcp"),
     (["run", "--python", "/nonexistent/python", "EXISTING"], 1, "/nonexistent/python"),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.errors import ModelError
-from model.job_spec import API_VERSION, JobSpec, parse_job_spec, parse_submitted_spec
+from model.job_spec import API_VERSION, UNEVEN, JobSpec, parse_job_spec, parse_submitted_spec
 from model.units import parse_bytes
 
 MINIMAL = {"apiVersion": API_VERSION, "argv": ["python", "train.py"]}
@@ -39,6 +39,26 @@ def test_what_starts_its_own_ranks_has_one_width():
 def test_a_fleet_starts_a_command_that_starts_its_own_ranks_once():
     with pytest.raises(ModelError, match=r"`ranks` is 2, but a command that starts its own ranks .* is started once"):
         parse_submitted_spec({**MINIMAL, "pack": "node", "ranks": 2})
+
+
+@pytest.mark.parametrize(
+    ("fields", "faults"),
+    [
+        ({"min_width": 3}, ["min_width"]),
+        ({"max_width": 3}, ["max_width"]),
+        ({"min_width": 3, "max_width": 3}, ["min_width", "max_width"]),
+        ({"min_width": 2, "max_width": 4}, []),
+    ],
+)
+def test_a_fleet_starts_no_job_that_asks_for_widths_at_which_devices_have_unequal_shares(fields, faults):
+    assert parse_job_spec({**MINIMAL, "ranks": 4, **fields})  # builds of before have begun such jobs
+    submitted = {**MINIMAL, "ranks": 4, **fields}
+    if not faults:
+        assert parse_submitted_spec(submitted).world_size == 4
+        return
+    with pytest.raises(ModelError, match=r"evenly over 3 devices. Possible are 1, 2, 4.") as failure:
+        parse_submitted_spec(submitted)
+    assert [fault.where for fault in failure.value.faults] == faults and failure.value.code == UNEVEN
 
 
 def test_a_spec_cannot_be_changed():

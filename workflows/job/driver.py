@@ -338,7 +338,8 @@ async def _guarded(job: Job, operation: Awaitable[None]) -> None:
     except Interrupted:
         return
     except OperationFailed as error:
-        job.note("failed", error.message)
+        over = error.code == "job.over" and job.operation
+        job.note(f"{job.operation.partition(':')[0]} not done" if over else "failed", error.message)
         await _true_phase(job, error)
     except Exception as error:
         workflow.logger.exception("job %s: an operation broke", job.state.job)

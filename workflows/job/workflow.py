@@ -13,7 +13,7 @@ from temporalio.exceptions import ApplicationError
 from model.control import TELL_AGAIN, DecisionView, Directive, JobView
 from model.errors import ModelError
 from model.ids import JobId
-from model.job_spec import JobSpec, parse_submitted_spec
+from model.job_spec import UNEVEN, JobSpec, parse_job_spec, parse_submitted_spec
 from model.job_state import JobPhase
 from model.names import JOB_WORKFLOW, Query, Signal, Update
 from model.requests import (
@@ -59,7 +59,7 @@ class JobWorkflow:
         self._line = Line()
         try:
             job_id = JobId(info.workflow_id)
-            parsed = parse_submitted_spec(spec)
+            parsed = _parsed(spec, begun=carried is not None)
         except ModelError as error:
             self._fault, self._code = _faults(info.workflow_id, spec), error.code
             job_id, parsed = _id_of(info.workflow_id), JobSpec(apiVersion="ergosphere/v1", argv=("true",))
@@ -402,6 +402,16 @@ def _id_of(workflow_id: str) -> JobId:
         return JobId(workflow_id)
     except ModelError:
         return JobId("invalid")
+
+
+def _parsed(spec: Any, *, begun: bool) -> JobSpec:
+    """The specification; a job that a build of before has begun keeps widths that are refused by now."""
+    try:
+        return parse_submitted_spec(spec)
+    except ModelError as error:
+        if error.code == UNEVEN and (begun or not workflow.patched("even-widths")):
+            return parse_job_spec(spec)
+        raise
 
 
 def _faults(workflow_id: str, spec: Any) -> str:

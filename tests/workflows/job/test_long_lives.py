@@ -17,7 +17,7 @@ from model.job_state import JobPhase
 from model.names import SearchAttribute, Signal, Update
 from model.requests import PreemptRequest
 from model.runtime import Outcome
-from tests.workflows.job.fleet import Fleet, Handle, until
+from tests.workflows.job.fleet import Fleet, Handle, ends, until
 
 
 async def _renew(job: Handle) -> None:
@@ -302,6 +302,16 @@ async def test_a_job_that_comes_after_another_waits_for_its_end(fleet: Fleet, co
         view = await second.phase(JobPhase.FAILED)
         assert "but is failed" in view.failure
     second.check()
+
+
+async def test_jobs_that_wait_for_another_keep_the_worker_from_nothing(fleet: Fleet) -> None:
+    first = await fleet.submit()
+    for _ in range(33):  # one more than the worker does at a time
+        waiting = await fleet.submit(after=[{"job": first.id, "ended": "any"}])
+    await waiting.notice(lambda notice: notice.phase is JobPhase.QUEUED)
+    await first.run_on(fleet.nodes[0].device(0))
+    await ends(first)
+    await waiting.run_on(fleet.nodes[0].device(0))
 
 
 async def test_a_resume_may_follow_a_preemption_that_is_under_way(fleet: Fleet) -> None:

@@ -54,6 +54,10 @@ async def resize(job: Handle, width: int, *on: DeviceId) -> tuple[str, JobView]:
     return "", await job.show()
 
 
+async def _said(job: Handle, action: str, words: str) -> bool:
+    return any(one.action == action and one.reason in words for one in (await job.show()).decisions)
+
+
 async def test_to_fewer_devices_and_to_more(fleet: Fleet) -> None:
     job = await four(fleet)
     first, second, _ = fleet.nodes
@@ -182,6 +186,7 @@ async def test_a_job_that_ends_while_a_resize_is_made_ready_has_ended(
         await job.end(outcome, code)
         why, _ = await asked
         assert re.search(f"has ended meanwhile: {words}", why)
+        await until(lambda: _said(job, "resize not done", why), "and said so, not that something has failed")
     finally:
         held.set()
         fleet.troubles.holds.clear()

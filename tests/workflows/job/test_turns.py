@@ -61,15 +61,25 @@ async def _refusal(asked: asyncio.Future) -> str:
     ("updates", "words", "ends_in"),
     [
         pytest.param((PREEMPT, RESUME), ("", ""), JobPhase.QUEUED, id="preempt, resume"),
-        pytest.param((RESUME, PREEMPT), ("not held", ""), JobPhase.SUSPENDED, id="resume, preempt"),
+        pytest.param(
+            (RESUME, PREEMPT), ("not held", ""), JobPhase.SUSPENDED, id="resume, preempt", marks=pytest.mark.slow
+        ),
         pytest.param(
             (PREEMPT, RESUME, PREEMPT, RESUME, RESUME),
             ("", "", "", "", ""),
             JobPhase.QUEUED,
             id="to and fro",
         ),
-        pytest.param((CHECKPOINT, PREEMPT), ("", ""), JobPhase.SUSPENDED, id="checkpoint, preempt"),
-        pytest.param((RESIZE, RESIZE), ("", "asked to resize already"), JobPhase.RUNNING, id="resize, resize"),
+        pytest.param(
+            (CHECKPOINT, PREEMPT), ("", ""), JobPhase.SUSPENDED, id="checkpoint, preempt", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            (RESIZE, RESIZE),
+            ("", "asked to resize already"),
+            JobPhase.RUNNING,
+            id="resize, resize",
+            marks=pytest.mark.slow,
+        ),
         pytest.param((RESIZE, MIGRATE), ("", "asked to resize already"), JobPhase.RUNNING, id="resize, migrate"),
         pytest.param(
             (MIGRATE, RESIZE), ("", "asked to move to node-2 already"), JobPhase.RUNNING, id="migrate, resize"
@@ -78,7 +88,9 @@ async def _refusal(asked: asyncio.Future) -> str:
             (CHECKPOINT, RESIZE), ("", "asked to checkpoint already"), JobPhase.RUNNING, id="checkpoint, resize"
         ),
         pytest.param((CANCEL, CANCEL), ("", "being cancelled"), JobPhase.CANCELLED, id="cancel, cancel"),
-        pytest.param((CANCEL, RESUME), ("", "being cancelled"), JobPhase.CANCELLED, id="cancel, resume"),
+        pytest.param(
+            (CANCEL, RESUME), ("", "being cancelled"), JobPhase.CANCELLED, id="cancel, resume", marks=pytest.mark.slow
+        ),
     ],
 )
 async def test_updates_at_once_do_what_they_do_one_after_the_other(
