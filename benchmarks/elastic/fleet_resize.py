@@ -18,27 +18,36 @@ from benchmarks.elastic.resize import WIDTHS
 from benchmarks.harness import BenchmarkError, Condition, Context, Figure, benchmark
 from benchmarks.machine import ROOT
 
-_EXAMPLE = "char_gpt"
 _STEPS_BETWEEN = 5
 _DEADLINE_S = 300.0
 
 
-@benchmark(f"elastic.resize_downtime.fleet.{_EXAMPLE}")
-def resizes(context: Context) -> Iterator[Figure]:
+@benchmark("elastic.resize_downtime.fleet.char_gpt")
+def char_gpt(context: Context) -> Iterator[Figure]:
     """How long no rank ran, as `ergo show` tells; the scheduler's and the workflow's part of it included."""
+    yield from _resizes(context, "char_gpt")
+
+
+@benchmark("elastic.resize_downtime.fleet.digits_cnn")
+def digits_cnn(context: Context) -> Iterator[Figure]:
+    """The same of ranks with two loader processes each."""
+    yield from _resizes(context, "digits_cnn")
+
+
+def _resizes(context: Context, example: str) -> Iterator[Figure]:
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     directory = context.directory()
     try:
         _ergo(directory, "up", "--nodes", "2", "--devices", "2")
         for number in range(context.repeat):
-            context.say(f"{_EXAMPLE} in a fleet: {' -> '.join(map(str, WIDTHS))} devices")
-            for (before, after), change in zip(pairwise(WIDTHS), _play(directory, number), strict=True):
+            context.say(f"{example} in a fleet: {' -> '.join(map(str, WIDTHS))} devices")
+            for (before, after), change in zip(pairwise(WIDTHS), _play(directory, example, number), strict=True):
                 found[f"{before}_to_{after}"].append(change)
     finally:
         _ergo(directory, "down", "--purge")
     for name, changes in found.items():
         yield Figure(
-            f"elastic.resize_downtime.fleet.{_EXAMPLE}.{name}",
+            f"elastic.resize_downtime.fleet.{example}.{name}",
             "s",
             [change["down_ms"] / 1e3 for change in changes],
             Condition("<", 2),
@@ -46,14 +55,14 @@ def resizes(context: Context) -> Iterator[Figure]:
         )
 
 
-def _play(directory: Path, number: int) -> list[dict[str, Any]]:
+def _play(directory: Path, example: str, number: int) -> list[dict[str, Any]]:
     """A job that is resized after some steps, and then cancelled; for each resize what is told of it."""
     cwd = directory / f"job-{number}"
     cwd.mkdir()
-    for script in (f"{_EXAMPLE}.py", "_report.py"):
+    for script in (f"{example}.py", "_report.py"):
         shutil.copy(ROOT / "examples" / script, cwd)
     options = ("--tier", "basic", "--ranks", str(WIDTHS[0]), "--checkpoint-every", "0", "--name", f"resized-{number}")
-    script = (f"{_EXAMPLE}.py", "--steps", "100000", "--sync-every", "1", "--log-every", "0")
+    script = (f"{example}.py", "--steps", "100000", "--sync-every", "1", "--log-every", "0")
     job = _ergo(directory, "submit", *options, *script, cwd=cwd).strip()
     try:
         changes: list[dict[str, Any]] = []

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from model.ids import CheckpointId
@@ -31,6 +32,7 @@ from proxy_runtime.checkpoint.pack import Location
 from proxy_runtime.checkpoint.parts import Part, node_of, parse_tree
 
 _FILES = Files()
+_ZEROS = bytes(1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,14 @@ class Verified:
     files: int
     chunks: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Files that :meth:`CheckpointReader.restore_part` has made of an earlier checkpoint's part, and what they hold."""
+
+    directory: Path
+    tree: Tree
 
 
 class CheckpointReader:
@@ -133,10 +143,16 @@ class CheckpointReader:
                 for chunk, length in self.refs_of(entry, part)
             )
 
-    def restore_part(self, part: Part, dest: Path) -> None:
+    def restore_part(self, part: Part, dest: Path, earlier: Earlier | None = None) -> None:
         """Writes a part's files into ``dest``, an empty or missing directory, proved and with their holes.
 
         On an error the files that were made are removed again.
+
+        Args:
+            part: the part.
+            dest: on the file system of ``earlier``.
+            earlier: its files are taken where those of the part have the same names, and only what is different in
+                them is read and written. They are proved already, and nobody has written to them since.
 
         Raises:
             CheckpointError: the part is damaged or not there, the disk is full, or something is in the way.
@@ -152,7 +168,9 @@ class CheckpointReader:
             nodes = [node_of(e) for e in entries]
             try:
                 volume.create(nodes, dest)
-                self._fill(chunks, part, plan, dest)
+                linked = {e.target for e in entries if e.kind == "hardlink"}
+                held = _Held(earlier, dest, linked) if earlier else None
+                self._fill(chunks, part, plan, dest, held)
                 volume.finish(nodes, dest)
             except BaseException:
                 _clear(dest)
@@ -230,7 +248,12 @@ class CheckpointReader:
         return refs
 
     def _fill(
-        self, chunks: ChunkReader, part: Part, plan: Sequence[tuple[TreeEntry, list[tuple[bytes, int]]]], dest: Path
+        self,
+        chunks: ChunkReader,
+        part: Part,
+        plan: Sequence[tuple[TreeEntry, list[tuple[bytes, int]]]],
+        dest: Path,
+        held: _Held | None,
     ) -> None:
         with workers() as pool:
             jobs: list[Future[None]] = []
@@ -238,16 +261,45 @@ class CheckpointReader:
                 path = os.path.join(os.fsencode(dest), node_of(entry).path)
                 where = describe(entry, part)
                 wanted: list[Wanted] = []
+                there = held.take(entry, lambda old: self.refs_of(old, part)) if held else {}
                 offset = 0
                 for chunk, length in refs:
-                    if chunk != ZERO_ID:
-                        wanted.append(Wanted(chunk, length, offset))
+                    if there.get(offset) != (chunk, length):
+                        if chunk != ZERO_ID:
+                            wanted.append(Wanted(chunk, length, offset))
+                        elif there:
+                            _write_zeros(path, offset, length, where)
                     offset += length
                 runs = list(chunks.runs(wanted, where))
                 jobs += [
                     pool.submit(_write_runs, chunks, runs[i : i + 16], path, where) for i in range(0, len(runs), 16)
                 ]
             _join(pool, jobs)
+
+
+class _Held:
+    """Files of an earlier checkpoint that take the places of those that are to be made."""
+
+    def __init__(self, earlier: Earlier, dest: Path, but: Collection[str | None]) -> None:
+        self._earlier, self._dest = earlier, dest
+        self._files = {e.path: e for e in earlier.tree.entries if e.kind == "file" and e.size and e.path not in but}
+
+    def take(
+        self, entry: TreeEntry, refs_of: Callable[[TreeEntry], list[tuple[bytes, int]]]
+    ) -> dict[int, tuple[bytes, int]]:
+        """Puts the one of the same name in a file's place, at its length. By offset, the chunks that it has."""
+        old = self._files.get(entry.path)
+        if old is None:
+            return {}
+        name = os.fsdecode(node_of(entry).path)
+        refs = refs_of(old)
+        try:
+            os.replace(self._earlier.directory / name, self._dest / name)
+        except FileNotFoundError:
+            return {}
+        os.truncate(self._dest / name, entry.size)
+        ends = accumulate(length for _, length in refs)
+        return {end - ref[1]: ref for end, ref in zip(ends, refs, strict=True)}
 
 
 def describe(entry: TreeEntry, part: Part) -> str:
@@ -268,6 +320,16 @@ def _write_runs(
         raise from_os_error(error, f"restore {where}", path=os.fsdecode(path)) from error
     finally:
         os.close(fd)
+
+
+def _write_zeros(path: bytes, offset: int, length: int, where: str) -> None:
+    """Where an earlier file has had something."""
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            for start in range(offset, offset + length, len(_ZEROS)):
+                _FILES.write_at(file.fileno(), [memoryview(_ZEROS)[: offset + length - start]], start)
+    except OSError as error:
+        raise from_os_error(error, f"restore {where}", path=os.fsdecode(path)) from error
 
 
 def _prove(chunks: ChunkReader, run: Sequence[tuple[Wanted, Location]], where: str) -> None:

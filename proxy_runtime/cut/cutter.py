@@ -18,10 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from model.manifest import PartRef
 from proxy_runtime.channel.ring import Ring, RingError
 from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.writer import CheckpointWriter
 from proxy_runtime.cut.agreement import targets, verify_completed
+from proxy_runtime.cut.dumped import device_files, note_packed, process_files
 from proxy_runtime.cut.living import require_living
 from proxy_runtime.process import criu
 from proxy_runtime.process.criu_setup import Criu
@@ -142,7 +144,7 @@ class Cutter:
         capture = FrozenTogether(len(living), deadline_s, lambda: self._capture(writer, hold))
 
         def process(rank: Rank) -> int:
-            images = self._scratch / f"rank-{rank.rank}" / "process"
+            images = process_files(self._scratch, rank.rank)
             images.mkdir(mode=0o700, parents=True, exist_ok=True)
             assert rank.container is not None
             assert self._tool is not None
@@ -174,13 +176,17 @@ class Cutter:
     def pack(self, writer: CheckpointWriter) -> None:
         """Hands what was dumped to the writer. The ranks may run meanwhile."""
         for rank in self._generation.ranks:
-            base = self._scratch / f"rank-{rank.rank}"
+            base = device_files(self._scratch, rank.rank)
             writer.add_file(Part.device(rank.rank), "meta", base / "meta")
             writer.add_file(Part.device(rank.rank), "storages", base / "storages")
             if (base / "ring").exists():
                 writer.add_file(Part.device(rank.rank), "ring", base / "ring")
-            if (base / "process").is_dir():
-                writer.add_tree(Part.process(rank.rank), base / "process")
+            if (images := process_files(self._scratch, rank.rank)).is_dir():
+                writer.add_tree(Part.process(rank.rank), images)
+
+    def keep(self, refs: Mapping[Part, PartRef]) -> None:
+        """The scratch directory may be restored from: a store has all of it, as `refs`."""
+        note_packed(self._scratch, refs)
 
     def discard(self) -> None:
         """Removes the scratch directory."""
@@ -190,8 +196,8 @@ class Cutter:
 
     def _device_dumps(self, start: float, deadline_s: float) -> list[Callable[[], int]]:
         def device(rank: Rank) -> int:
-            base = self._scratch / f"rank-{rank.rank}"
-            base.mkdir(mode=0o700, exist_ok=True)
+            base = device_files(self._scratch, rank.rank)
+            base.mkdir(mode=0o700, parents=True, exist_ok=True)
             proxy = self._generation.proxy_of(rank)
             size = proxy.dump(rank.rank, base / "meta", base / "storages", deadline_s=deadline_s)
             self._report.ms["device"] = max(self._report.ms.get("device", 0.0), elapsed_ms(start))
@@ -252,8 +258,8 @@ class Cutter:
             with suppress(RingError):
                 Ring.of_process(rank.container.rank_pid).close()
                 return
-        base = self._scratch / f"rank-{rank.rank}"
-        base.mkdir(mode=0o700, exist_ok=True)
+        base = device_files(self._scratch, rank.rank)
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
         (base / "ring").write_bytes(rank.ring.unread())
 
 

@@ -37,6 +37,7 @@ class Part:
         self.record = record
         self.client = client
         self.endpoints: tuple[Endpoint, ...] | None = None
+        self.connected = False  # its proxies have met those of the other nodes
         self.ended = False  # by `stop` or a higher epoch
         self._ledger = ledger
         self._lock = threading.Lock()

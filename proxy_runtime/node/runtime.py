@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -47,6 +48,7 @@ from proxy_runtime.node.parts import Part, Parts
 from proxy_runtime.node.peers import Peers
 from proxy_runtime.node.storage import Storage
 from proxy_runtime.node.volumes import BaseVolumes
+from proxy_runtime.shim import ahead
 from proxy_runtime.shim.header import numerics_class
 from proxy_runtime.shim.part import Phase
 from proxy_runtime.shim.part_client import PartClient
@@ -317,25 +319,37 @@ class LocalNodeRuntime:
 
     def _make_ready(self, request: TransferInput, spec: JobSpec, placement: Placement) -> None:
         """All of a restore that does not need its checkpoint: the zygote imports torch while the job still runs."""
-        part, _ = self._to_restore(request.job, request.epoch, spec, placement, request.checkpoint)
+        job, epoch = request.job, request.epoch
+        part, _ = self._to_restore(job, epoch, spec, placement, request.checkpoint)
         with self._ended_on_error(part):
             self._connect(part, placement, fresh=False, deadline_s=request.deadline_s)
+            # Of ranks that are here the next cut has the files at hand.
+            places = [old.record.placement for old in self.parts.of_job(job) if old.epoch < epoch]
+            here = {rank for place in places for rank in place.ranks_at(self.node)}
+            come = {*placement.ranks_at(self.node)} - here
+            reader = self.storage.store(spec.tenant).read(request.checkpoint, job)
+            with suppress(ErgoError):  # without them everything is read when the ranks stand
+                ahead.bring(reader, come, part.client.layout.epoch(epoch).ahead)
 
     def _restore(self, request: RestoreInput) -> RestoreResult:
         clock = Clock()
         job, epoch, spec = request.job, request.epoch, request.spec
         part, manifest = self._to_restore(job, epoch, spec, request.placement, request.checkpoint)
-        with self._ended_on_error(part):
-            if manifest.volume is not None:
-                tree = self.storage.store(spec.tenant).exchange.tree_bytes(manifest.volume)
-                self._ledger.put_base(job, epoch, tree)
-            clock.lap("base")
-            self._connect(part, request.placement, fresh=False, deadline_s=request.deadline_s)
+        with self._ended_on_error(part), ThreadPoolExecutor(1, "ergo-base") as beside:
+            kept = beside.submit(self._keep_base, job, epoch, spec, manifest)
+            if not part.connected:
+                self._connect(part, request.placement, fresh=False, deadline_s=request.deadline_s)
             clock.lap("connect")
             result = part.client.restore(request.checkpoint, deadline_s=request.deadline_s)
+            kept.result()
             part.mark_started(result.ranks)
             part.look()
         return RestoreResult(result.ranks, {**result.timings_ms, **clock.laps})
+
+    def _keep_base(self, job: JobId, epoch: Epoch, spec: JobSpec, manifest: Manifest) -> None:
+        if manifest.volume is not None:
+            tree = self.storage.store(spec.tenant).exchange.tree_bytes(manifest.volume)
+            self._ledger.put_base(job, epoch, tree)
 
     def _to_restore(
         self, job: JobId, epoch: Epoch, spec: JobSpec, placement: Placement, checkpoint: CheckpointId
@@ -383,6 +397,7 @@ class LocalNodeRuntime:
         token = self.storage.fabric_token(part.record.spec.tenant, job, epoch)
         left = max(1.0, limit - time.monotonic())
         part.client.connect([*part.endpoints, *found], token, deadline_s=min(left, CONNECT_S))
+        part.connected = True
 
     def _go(self, part: Part) -> None:
         if part.look().phase is Phase.PAUSED:

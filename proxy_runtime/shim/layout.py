@@ -66,6 +66,15 @@ class EpochLayout:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
+    def cut(self, number: int) -> Path:
+        """Files of a cut, as `proxy_runtime.cut.dumped` says; the directory as that of `scratch`."""
+        return self.scratch(f"cut-{number}")
+
+    @property
+    def ahead(self) -> Path:
+        """Files that `proxy_runtime.shim.ahead` has brought."""
+        return self.root / "ahead"
+
     def create(self, *, volume: bool = True) -> EpochLayout:
         """Makes the directories; without those of the volume when a checkpoint will bring them."""
         wanted = [self.root, self.work]
@@ -105,6 +114,11 @@ class RunLayout:
 
     def epoch(self, epoch: int) -> EpochLayout:
         return EpochLayout(self.root / f"e{epoch}", self.job_id)
+
+    def cuts_beside(self) -> list[Path]:
+        """Directories of cuts that parts of the same job have on this node."""
+        parts = self.parts_in(self.root.parent)
+        return [path for layout, _ in parts if layout.job_id == self.job_id for path in layout.root.glob("e*/cut-*")]
 
     @property
     def checkpoints(self) -> Path:

@@ -20,6 +20,7 @@ from proxy_runtime.checkpoint.reader import CheckpointReader
 from proxy_runtime.checkpoint.sketch import sketch_of
 from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.cut.cutter import Cutter
+from proxy_runtime.cut.dumped import AtHand, device_files, note_packed
 from proxy_runtime.device.client import Zygote
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
@@ -248,7 +249,8 @@ class NodeJob:
             if fresh is not None:
                 restored = clock()
                 reader = store.read(checkpoint, self.spec.job_id)
-                restoration = Restoration(fresh, reader, tool)
+                note_packed(scratch, reader.refs())
+                restoration = Restoration(fresh, reader, tool, AtHand([scratch]))
                 restoration.bring(deadline_s=limit_s)
                 try:
                     self._swap(fresh)
@@ -314,7 +316,7 @@ class NodeJob:
             cutter.dump_devices(deadline_s=limit_s)
             connected = clock()
             ranks = sketched(
-                rank_states(old, cutter.counts), lambda rank: sketch_of(scratch / f"rank-{rank}" / "storages")
+                rank_states(old, cutter.counts), lambda rank: sketch_of(device_files(scratch, rank) / "storages")
             )
             fresh.placement = place(self.spec, ranks, devices, old.placement)
             fresh.connect()

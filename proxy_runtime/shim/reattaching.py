@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from proxy_runtime.channel.ring import Ring
+from proxy_runtime.cut.dumped import device_files
 from proxy_runtime.shim.claimants import Claimants
 from proxy_runtime.shim.generation import Generation, Rank, in_parallel, require_same_counts
 from proxy_runtime.shim.restoring import load
@@ -40,7 +41,7 @@ class Reattachment:
         fresh.ranks = [rank if rank.exit is None else self._ended(rank) for rank in self._old.ranks]
         fresh.attach()
         counts = in_parallel(
-            [lambda rank=rank: load(fresh, rank, dumped / f"rank-{rank.rank}", deadline_s) for rank in fresh.ranks]
+            [lambda rank=rank: load(fresh, rank, device_files(dumped, rank.rank), deadline_s) for rank in fresh.ranks]
         )
         require_same_counts({rank.rank: each for rank, each in zip(fresh.ranks, counts, strict=True)})
         self._note(clock)

@@ -7,14 +7,16 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from model.manifest import why_over
 from proxy_runtime.checkpoint.errors import DAMAGED, CheckpointError
 from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.reader import CheckpointReader
+from proxy_runtime.cut.dumped import AtHand, device_files, process_files
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
+from proxy_runtime.shim import ahead
 from proxy_runtime.shim.generation import Generation, Rank, in_background, in_parallel, require_same_counts
 from proxy_runtime.shim.spec import RankExit, RunError
 
@@ -26,13 +28,18 @@ class Restoration:
     ranks are restored and paused and the proxies loaded; then either `go` or `refuse`.
     """
 
-    def __init__(self, generation: Generation, reader: CheckpointReader, tool: Criu) -> None:
+    def __init__(
+        self, generation: Generation, reader: CheckpointReader, tool: Criu, at_hand: AtHand | None = None
+    ) -> None:
+        """What is not `at_hand` is read from the store."""
         self._generation = generation
         self._reader = reader
         self._tool = tool
+        self._at_hand = at_hand or AtHand()
         self._gate = _Gate(0)
         self._futures: list[Future[None]] = []
         self.timings: dict[str, float] = {}  # milliseconds, by phase
+        self.origins: list[Literal["at_hand", "ahead", "read"]] = []  # of the parts of ranks
 
     def bring(self, *, deadline_s: float) -> dict[int, dict[str, Any]]:
         """Restores and loads. Returns counts per local rank: sequence -> `contributed`, `completed`, `members`.
@@ -59,14 +66,14 @@ class Restoration:
             in_parallel(
                 [
                     lambda: _volume(generation, self._reader),
-                    *(lambda rank=rank: _fetch(rank, self._reader, scratch) for rank in generation.ranks),
+                    *(lambda rank=rank: self._fetch(rank, scratch) for rank in generation.ranks),
                 ]
             )
             clock = self._note("read", clock)
             waiting = [r for r in generation.ranks if r.exit is None and r.has_tree]
             for rank in generation.ranks:
                 if rank.exit is not None:  # others may need what it has contributed, or the store it has kept
-                    generation.ring_of_ended(rank, scratch / f"rank-{rank.rank}" / "device" / "ring")
+                    generation.ring_of_ended(rank, device_files(scratch, rank.rank) / "ring")
             self._gate = gate = _Gate(len(waiting))
             try:
                 self._futures = [
@@ -78,7 +85,7 @@ class Restoration:
                 generation.attach()
                 ranks = generation.ranks
                 loads = [
-                    lambda rank=rank: load(generation, rank, scratch / f"rank-{rank.rank}" / "device", deadline_s)
+                    lambda rank=rank: load(generation, rank, device_files(scratch, rank.rank), deadline_s)
                     for rank in ranks
                 ]
                 counts = dict(zip((rank.rank for rank in ranks), in_parallel(loads), strict=True))
@@ -90,7 +97,7 @@ class Restoration:
                 raise
         finally:
             # Hundreds of megabytes: not while the job waits.
-            in_background(lambda: shutil.rmtree(scratch, ignore_errors=True))
+            in_background(_remove, scratch, generation.layout.ahead)
 
     def go(self) -> None:
         """Lets the ranks run."""
@@ -107,22 +114,33 @@ class Restoration:
         for future in self._futures:
             future.exception()  # each has ended its own rank
 
+    def _fetch(self, rank: Rank, scratch: Path) -> None:
+        wanted = [(Part.device(rank.rank), device_files(scratch, rank.rank))]
+        if rank.exit is None and rank.has_tree:
+            wanted.append((Part.process(rank.rank), process_files(scratch, rank.rank)))
+        refs = self._reader.refs()
+        for part, dest in wanted:
+            if part in refs and self._at_hand.take(part, refs[part], dest):
+                self.origins.append("at_hand")
+                continue
+            earlier = ahead.earlier(self._generation.layout.ahead, part)
+            self._reader.restore_part(part, dest, earlier)
+            self.origins.append("read" if earlier is None else "ahead")
+
     def _note(self, phase: str, since: float) -> float:
         now = time.perf_counter()
         self.timings[phase] = self.timings.get(phase, 0.0) + (now - since) * 1e3
         return now
 
 
+def _remove(*directories: Path) -> None:
+    for path in directories:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _volume(generation: Generation, reader: CheckpointReader) -> None:
     reader.restore_part(Part.volume(), generation.layout.volume)
     generation.mount()
-
-
-def _fetch(rank: Rank, reader: CheckpointReader, scratch: Path) -> None:
-    base = scratch / f"rank-{rank.rank}"
-    reader.restore_part(Part.device(rank.rank), base / "device")
-    if rank.exit is None and rank.has_tree:
-        reader.restore_part(Part.process(rank.rank), base / "process")
 
 
 def load(generation: Generation, rank: Rank, device: Path, deadline_s: float) -> dict[str, Any]:
@@ -139,8 +157,8 @@ def _restore_rank(
     generation: Generation, rank: Rank, tool: Criu, scratch: Path, gate: _Gate, deadline_s: float
 ) -> None:
     try:
-        base = scratch / f"rank-{rank.rank}"
-        generation.restore_rank(rank, tool, base / "process", base / "device" / "ring", gate.paused, deadline_s)
+        images, unread = process_files(scratch, rank.rank), device_files(scratch, rank.rank) / "ring"
+        generation.restore_rank(rank, tool, images, unread, gate.paused, deadline_s)
     except BaseException as error:
         gate.failed(error)
         raise

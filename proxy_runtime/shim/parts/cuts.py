@@ -17,7 +17,7 @@ from proxy_runtime.checkpoint.writer import CheckpointWriter, WrittenParts
 from proxy_runtime.cut.cutter import Cutter
 from proxy_runtime.cut.living import death, require_living
 from proxy_runtime.errors import ErgoError
-from proxy_runtime.shim.generation import Generation
+from proxy_runtime.shim.generation import Generation, in_background
 from proxy_runtime.shim.header import sketch_in, sketched
 from proxy_runtime.shim.part import Limits, PartWritten, Phase
 from proxy_runtime.shim.spec import CutReport, RunError
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from proxy_runtime.shim.parts.job import PartJob
 
 Kind = Literal["live", "full", "final"]
+
+WARM_S = 20.0
+"""How long the files of a live cut are kept after it, for their memory: a resize takes its full one seconds later, and
+a machine whose free memory has gone back to its host has it again at a tenth of the speed."""
 
 
 @dataclass(slots=True)
@@ -70,6 +74,7 @@ class PartCuts:
         self._writing = threading.Lock()  # one writes at a time; the ranks may run meanwhile
         self._given_up = 0  # up to this one nobody wants a cut any more
         self._steps = _Steps()
+        self._warm: tuple[Cutter, float] | None = None  # of the last live cut, and until when its files are kept
 
     @property
     def number(self) -> int:
@@ -90,7 +95,8 @@ class PartCuts:
             self._call_off("a later cut was begun")
             generation = self._require_running()
             report = CutReport(epoch=job.part.epoch)
-            scratch = generation.layout.scratch(f"cut-{cut}")
+            in_background(self._cool, float("inf"))  # while the end of a step is waited for
+            scratch = generation.layout.cut(cut)
             self._cut = fresh = _Cut(cut, Cutter(generation, job.tool(), scratch, report), report, Phase.STOPPED)
             step_s = prefer_step_s if prefer_step_s > 0 else deadline_s
             wanted = prefer_step_s > 0 and self._steps.likely_within(prefer_step_s)
@@ -140,6 +146,7 @@ class PartCuts:
         """Calls off a cut whose next phase has not come in time, and sees whether the job takes steps."""
         if self._job.generation is not None and self._job.phase is Phase.RUNNING:
             self._steps.look(max(self._job.generation.step(), default=0))
+        self._cool(time.monotonic())
         cut = self._cut
         if cut is None or cut.until is None or time.monotonic() < cut.until:
             return
@@ -175,6 +182,13 @@ class PartCuts:
         cut.phase = reached
         cut.until = time.monotonic() + limit_s
         self._job.set_phase(reached)
+
+    def _cool(self, now: float) -> None:
+        """Removes the files of the last live cut, where they have been kept long enough."""
+        warm = self._warm
+        if warm is not None and now >= warm[1]:
+            self._warm = None
+            warm[0].discard()
 
     def _death(self) -> RunError | None:
         """Who has died, where that is why a phase failed: what it failed at is no news then."""
@@ -257,7 +271,7 @@ class PartCuts:
             else:
                 cut.until = None  # from when all is written
         try:
-            written = self._pack(cut, writer)
+            written = self._pack(cut, writer, kind)
         except BaseException as error:
             cut.failed(error)
             if kind == "full":
@@ -283,15 +297,23 @@ class PartCuts:
         )
         return _report(parts, written, created_at_ns, cut.report.ms)
 
-    def _pack(self, cut: _Cut, writer: CheckpointWriter) -> WrittenParts:
+    def _pack(self, cut: _Cut, writer: CheckpointWriter, kind: Kind) -> WrittenParts:
         start = time.perf_counter()
+        packed = False
         try:
             with writer:
                 cut.cutter.pack(writer)
-                return writer.finish_parts()
+                written = writer.finish_parts()
+            if kind == "full":  # the epoch after this one may be on this node, too
+                cut.cutter.keep(written.refs)
+            packed = True
+            return written
         finally:
             cut.packing = False
-            cut.cutter.discard()
+            if packed and not cut.open and cut is self._cut:
+                self._warm = cut.cutter, time.monotonic() + WARM_S
+            elif not (packed and cut.open):
+                cut.cutter.discard()
             cut.report.ms["write"] = (time.perf_counter() - start) * 1e3
 
     def _write_final(self, number: int) -> PartWritten:

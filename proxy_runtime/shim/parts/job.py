@@ -10,6 +10,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from model.manifest import RankState
 from model.runtime import AttendResult, Outcome, Progress, RestoreResult
 from proxy_runtime.build import Build
 from proxy_runtime.checkpoint.store import Store
+from proxy_runtime.cut.dumped import AtHand
 from proxy_runtime.device.client import Zygote
 from proxy_runtime.device.wiring import address_of, listening_pairs, reserve
 from proxy_runtime.errors import ErgoError
@@ -153,8 +155,10 @@ class PartJob:
                     numerics=numerics_class(self.build, self.spec.device_kind, self.spec.threads),
                     cpu_features=host_class().cpu_features,
                 )
-                self._restoration = restoration = Restoration(self._live_generation(), reader, self.tool())
+                at_hand = AtHand(self.layout.cuts_beside())
+                self._restoration = restoration = Restoration(self._live_generation(), reader, self.tool(), at_hand)
                 counts = restoration.bring(deadline_s=deadline_s)
+                self.event("brought", **Counter(restoration.origins))
                 header = reader.manifest.header
                 states = [restored_state(header.ranks[rank], counts[rank]) for rank in self.ranks]
                 self._restored = checkpoint, RestoreResult(tuple(states), dict(restoration.timings))

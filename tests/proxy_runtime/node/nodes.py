@@ -190,13 +190,23 @@ class Driver:
         commit = CheckpointInput(self.job, self.epoch, number, kind, 120.0, commit=parts)
         return self.machines[0].runtime.checkpoint(commit)
 
-    def transfer(self, checkpoint: CheckpointId, sources: Sequence[NodeId] = ()) -> list[TransferResult]:
+    def transfer(
+        self, checkpoint: CheckpointId, sources: Sequence[NodeId] = (), *, ahead: bool = False
+    ) -> list[TransferResult]:
         def one(machine: Machine) -> TransferResult:
             assert self.placement is not None
-            ranks = self.placement.ranks_at(machine.node)
             return machine.runtime.transfer(
                 TransferInput(
-                    self.job, self.epoch, checkpoint, (*sources, "store"), 60.0, tenant=self.spec.tenant, ranks=ranks
+                    self.job,
+                    self.epoch,
+                    checkpoint,
+                    (*sources, "store"),
+                    60.0,
+                    ahead=ahead,
+                    tenant=self.spec.tenant,
+                    ranks=self.placement.ranks_at(machine.node),
+                    spec=self.spec if ahead else None,
+                    placement=self.placement if ahead else None,
                 )
             )
 

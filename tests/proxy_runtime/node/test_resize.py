@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import orjson
 import pytest
 
 from model.ids import CheckpointId, Epoch
@@ -50,15 +51,54 @@ def test_a_node_is_source_and_target_of_a_resize(world: World) -> None:
     job.until_step(4)
 
     before = to(job, (world.one, 1))
+    assert brought(job, world.one) == {"at_hand": 4}
     counts(job, before)
     job.until_step(6)
     assert [part.epoch for part in world.one.runtime.parts.of_job(job.job)] == [job.epoch]
 
     before = to(job, (world.one, 0), (world.two, 1))
+    assert brought(job, world.two) == {"read": 2}, "nothing was brought ahead"
     counts(job, before)
     finish(job, expected)
     job.stop()
     assert world.processes() == []
+
+
+def brought(job: Driver, machine: Machine) -> dict[str, int]:
+    """Where the shim of a part had the files of its ranks from."""
+    part = machine.runtime.parts.get(job.job, job.epoch)
+    assert part is not None
+    events = [orjson.loads(line) for line in part.client.layout.events.read_bytes().splitlines()]
+    told = next(event for event in events if event["event"] == "brought")
+    return {name: told[name] for name in ("at_hand", "ahead", "read") if name in told}
+
+
+def test_who_stays_has_its_files_at_hand_and_who_comes_has_most_of_them_ahead(world: World) -> None:
+    expected = untouched(world)
+    job = world.begun(SPEC, (world.one, 0), (world.one, 1), step=2)
+    known = job.checkpoint("live").checkpoint
+    assert known is not None
+    before = job.epoch, job.machines, job.cut
+
+    job.next_epoch((world.one, 0), (world.two, 0), advance=False)
+    job.transfer(known, [world.one.node], ahead=True)
+    target, counted = (job.epoch, job.machines, job.cut), job.placement
+    job.epoch, job.machines, job.cut = before
+    job.until_step(4)
+    checkpoint = job.checkpoint("full").checkpoint
+    assert checkpoint is not None
+    held = world.one.runtime.parts.get(job.job, job.epoch)
+    assert held is not None
+    job.epoch, job.machines, job.cut = target
+    job.placement = counted
+    job.transfer(checkpoint, [world.one.node])
+    job.restore(checkpoint, beside=True)
+    assert brought(job, world.one) == {"at_hand": 2}
+    assert brought(job, world.two) == {"ahead": 2}
+
+    assert list(held.client.layout.epoch(before[0]).root.glob("cut-*")), "who goes back to it finds it"
+    counts(job, (before[0], before[1], checkpoint))
+    finish(job, expected)
 
 
 def test_an_agent_that_starts_again_between_the_restore_and_the_commit(world: World) -> None:

@@ -38,7 +38,7 @@ class Proxy:
         self._note("attach", str(rank))
 
     def load(self, rank: int, meta: Path, storages: Path, *, deadline_s: float) -> dict[str, Any]:
-        self._note("load", str(rank), f"{meta.parent.name}/{meta.name}", storages.name)
+        self._note("load", str(rank), f"{meta.parent.parent.name}/{meta.parent.name}/{meta.name}", storages.name)
         return {"counts": {"7": {"completed": self.completed}}}
 
     def run(self) -> None:
@@ -81,7 +81,7 @@ def test_ranks_are_taken_over_before_the_old_proxies_end(ranks: list[Rank], tmp_
     reattachment.bring(tmp_path, deadline_s=1.0)
     assert sorted(asked) == sorted(
         [("new", "attach", "0"), ("new", "attach", "1"),
-         ("new", "load", "0", "rank-0/meta", "storages"), ("new", "load", "1", "rank-1/meta", "storages")]
+         ("new", "load", "0", "rank-0/device/meta", "storages"), ("new", "load", "1", "rank-1/device/meta", "storages")]
     )  # fmt: skip
     assert proxy.unread[0] == b"" and len(proxy.unread[1]) == 8, "who has ended says so to the new proxy, too"
     assert old.ranks == before and old.volume is volume
