@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from model.ids import NodeId
 from model.manifest import RankParts
 from model.runtime import BarrierResult, NodeParts, Outcome, RuntimeCode
+from proxy_runtime.checkpoint.files import free_bytes
 from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.writer import CheckpointWriter, WrittenParts
 from proxy_runtime.cut.cutter import Cutter
@@ -30,6 +31,9 @@ Kind = Literal["live", "full", "final"]
 WARM_S = 20.0
 """How long the files of a live cut are kept after it, for their memory: a resize takes its full one seconds later, and
 a machine whose free memory has gone back to its host has it again at a tenth of the speed."""
+
+ROOMY = 10
+"""They are kept where the disk has so many times as much free."""
 
 
 @dataclass(slots=True)
@@ -190,6 +194,11 @@ class PartCuts:
             self._warm = None
             warm[0].discard()
 
+    def _roomy(self, cut: _Cut) -> bool:
+        assert self._job.generation is not None
+        size = cut.report.image_bytes + cut.report.device_bytes
+        return free_bytes(self._job.generation.layout.root) >= ROOMY * size
+
     def _death(self) -> RunError | None:
         """Who has died, where that is why a phase failed: what it failed at is no news then."""
         generation = self._job.generation
@@ -310,7 +319,7 @@ class PartCuts:
             return written
         finally:
             cut.packing = False
-            if packed and not cut.open and cut is self._cut:
+            if packed and not cut.open and cut is self._cut and self._roomy(cut):
                 self._warm = cut.cutter, time.monotonic() + WARM_S
             elif not (packed and cut.open):
                 cut.cutter.discard()
