@@ -195,6 +195,7 @@ async def test_the_worker_of_jobs_goes_and_comes(fleet: Fleet) -> None:
 async def test_updates_that_make_no_sense_are_refused_without_a_trace(fleet: Fleet) -> None:
     job = await fleet.submit()
     await job.notice(lambda notice: notice.wants == "devices")
+    await job.quiet()
     length = (await job.workflow.describe()).history_length
     for update, argument, words in [
         (Update.RESUME, {}, "not held"),

@@ -123,17 +123,20 @@ async def test_a_resize_goes_through_when_the_answer_of_its_commit_is_late(fleet
     await ends(job)
 
 
-async def test_a_participant_dies_in_the_middle_of_it(fleet: Fleet) -> None:
+@pytest.mark.parametrize("moment", ["barrier.finish", "transfer.ahead", "restore"])
+async def test_a_participant_dies_in_the_middle_of_it(fleet: Fleet, moment: str) -> None:
     job = await four(fleet)
     second = fleet.nodes[1]
 
-    def killed() -> None:
+    async def kill() -> None:
+        await until(lambda: fleet.troubles.calls[moment] > 0, f"{moment} is called")
         second.part(job.id).end(Outcome.LOST)
 
     fleet.troubles.want("restore", RuntimeCode.UNSUITABLE)
-    asyncio.get_running_loop().call_later(0.3, killed)
+    killed = asyncio.ensure_future(kill())
     why, _ = await resize(job, 2)
-    assert "sk again when it runs" in why and "has ended" not in why
+    await killed
+    assert "sk again when it runs" in why and "job has ended" not in why
     view = await job.phase(JobPhase.QUEUED)
     again = await refused(job.workflow.execute_update(Update.RESIZE, {"devices": 2}))
     assert "The job is queued" in again and "Ask again when it runs." in again
