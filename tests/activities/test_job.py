@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.job import JobActivities
 from events.envelope import to_json
 from events.types import JobPhaseChanged, JobPhaseChangedData
-from model.control import AdvanceHeadInput, AllocateEpochInput, OpenJobInput, PublishInput
+from model.control import AdvanceHeadInput, AllocateEpochInput, AwaitJobsInput, OpenJobInput, PublishInput
 from model.ids import Epoch, EventId, Generation, JobId, NodeId, Step, TenantId
 from model.ids import Sequence as Number
 from model.job_state import JobPhase
@@ -100,3 +101,23 @@ def test_an_outage_of_kafka_is_tried_again(activities: JobActivities, sink: Sink
     with pytest.raises(ApplicationError) as failure:
         ActivityEnvironment().run(activities.publish_events, PublishInput(JOB, "run-1", Generation(1), (_event(1),)))
     assert failure.value.type == "events.unreachable" and not failure.value.non_retryable
+
+
+async def test_who_waits_for_another_job_is_tried_again_and_takes_no_place_meanwhile(tmp_path: Path) -> None:
+    class Fates:
+        closed_as: str | None = None
+
+        async def ask(self, job: JobId) -> str | None:
+            return self.closed_as
+
+    fates = Fates()
+    store = FleetStore(Bucket.open(f"file://{tmp_path}"), b"s" * 32)
+    waiting = JobActivities(store, Sink(), cluster="berlin", fates=fates)
+    request = AwaitJobsInput(JOB, ((JobId("another"), "completed"),))
+    with pytest.raises(ApplicationError) as goes_on:
+        await asyncio.wait_for(ActivityEnvironment().run(waiting.await_jobs, request), 10)
+    assert goes_on.value.type == "job.waits" and not goes_on.value.non_retryable
+    fates.closed_as = "completed"
+    assert not (await ActivityEnvironment().run(waiting.await_jobs, request)).refused
+    fates.closed_as = "failed"
+    assert "but is failed" in (await ActivityEnvironment().run(waiting.await_jobs, request)).refused

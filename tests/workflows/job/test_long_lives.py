@@ -305,6 +305,7 @@ async def test_a_job_that_comes_after_another_waits_for_its_end(fleet: Fleet, co
     second.check()
 
 
+@pytest.mark.slow
 async def test_jobs_that_wait_for_another_keep_the_worker_from_nothing(fleet: Fleet) -> None:
     first = await fleet.submit()
     for _ in range(33):  # one more than the worker does at a time
