@@ -293,11 +293,12 @@ class _Held:
             return {}
         name = os.fsdecode(node_of(entry).path)
         refs = refs_of(old)
-        try:
-            os.replace(self._earlier.directory / name, self._dest / name)
-        except FileNotFoundError:
+        source, place = self._earlier.directory / name, self._dest / name
+        if not source.is_file():
             return {}
-        os.truncate(self._dest / name, entry.size)
+        place.unlink()  # ext4 writes a file to disk at once that takes the name of another
+        source.rename(place)
+        os.truncate(place, entry.size)
         ends = accumulate(length for _, length in refs)
         return {end - ref[1]: ref for end, ref in zip(ends, refs, strict=True)}
 
