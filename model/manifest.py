@@ -88,12 +88,14 @@ class CommunicatorState(_Shape):
         members: global ranks, in group order.
         contributed: collectives this rank has contributed to.
         completed: collectives whose result this rank has; equal over all members of one communicator.
+        scatters: some of them gave each member its own part of a sum.
     """
 
     name: str
     members: tuple[Count, ...] = Field(min_length=1)
     contributed: Count
     completed: Count
+    scatters: bool = Field(default=False, exclude_if=lambda scatters: not scatters)
 
     @model_validator(mode="after")
     def _counts(self) -> Self:

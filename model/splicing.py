@@ -1,7 +1,9 @@
 """Which ranks of a job may share a device, and whether they fit it. Pure.
 
 Nothing here goes by what ranks are called: who talks to whom is read from the communicators that a cut has found, and
-who holds the same parameters from the bytes of their device memory.
+who holds the same parameters from the bytes of their device memory. That is not all: fully sharded ranks that are cut
+within a step hold whole layers, which they have just gathered. They give themselves away by summing gradients into
+shards (reduce-scatter).
 
 - *Replicas of one shard share a device first*: they hold the same parameters and the same optimizer state. Those on one
   device are neighbours in their communicator, so that they are whole subtrees of its reductions.
@@ -178,7 +180,13 @@ def _replicas(ranks: Sequence[RankState]) -> tuple[tuple[int, ...], ...]:
     """Of the communicators that could join replicas, those whose members are most alike in what they hold."""
     alone = tuple((state.rank,) for state in ranks)
     known = {state.rank: frozenset(state.sketch) for state in ranks}
-    groups = {communicator.members for state in ranks for communicator in state.communicators}
+    communicators = [communicator for state in ranks for communicator in state.communicators]
+    sharded = {frozenset(each.members) for each in communicators if each.scatters}
+    groups = {
+        members
+        for members in {each.members for each in communicators}
+        if all(len(shards.intersection(members)) < 2 for shards in sharded)
+    }
     # Larger groups first: whoever is alike in the whole world is so in each part of it.
     for size in sorted({len(members) for members in groups if len(members) > 1}, reverse=True):
         alike = sorted(members for members in groups if len(members) == size and _alike(members, known))

@@ -84,7 +84,11 @@ def _rank_state(generation: Generation, rank: Rank, counts: dict[str, Any]) -> R
         pending_bytes=counts.get("pending_bytes", 0),
         communicators=tuple(
             CommunicatorState(
-                name=name, members=tuple(comm["members"]), contributed=comm["contributed"], completed=comm["completed"]
+                name=name,
+                members=tuple(comm["members"]),
+                contributed=comm["contributed"],
+                completed=comm["completed"],
+                scatters=comm.get("scatters", False),
             )
             for name, comm in counts.get("comms", {}).items()
         ),

@@ -16,8 +16,10 @@ from model.splicing import Parallelism, check_fit, parallelism, placed, widths
 MIB = 1 << 20
 
 
-def job(world: int, *meshes: list[tuple[int, ...]], shard_of=lambda rank: 0, peak=MIB, gradients=0) -> Parallelism:
-    """A job whose ranks are in these groups; ranks of one shard hold the same parameters."""
+def job(
+    world: int, *meshes: list[tuple[int, ...]], shard_of=lambda rank: 0, scatters=(), peak=MIB, gradients=0
+) -> Parallelism:
+    """A job whose ranks are in these groups; ranks of one shard hold the same. `scatters`: they get parts of sums."""
     states = []
     for rank in range(world):
         mine = [members for groups in meshes for members in groups if rank in members]
@@ -26,7 +28,9 @@ def job(world: int, *meshes: list[tuple[int, ...]], shard_of=lambda rank: 0, pea
                 rank=rank,
                 step=Step(3),
                 communicators=tuple(
-                    CommunicatorState(name=str(index), members=members, contributed=1, completed=1)
+                    CommunicatorState(
+                        name=str(index), members=members, contributed=1, completed=1, scatters=members in scatters
+                    )
                     for index, members in enumerate(mine)
                 ),
                 peak_bytes=peak,
@@ -57,6 +61,15 @@ def test_fully_sharded_ranks_are_joined_in_order() -> None:
     fsdp = job(4, WORLD, shard_of=lambda rank: rank)
     assert fsdp.copies == 1
     assert [placed(fsdp, width) for width in (4, 2, 1)] == [(0, 1, 2, 3), (0, 0, 1, 1), (0, 0, 0, 0)]
+
+
+def test_shards_that_hold_gathered_layers_when_they_are_cut_are_no_replicas() -> None:
+    fsdp = job(4, WORLD, scatters=WORLD)
+    assert fsdp.copies == 1 and fsdp.needed(range(4)) == 4 * MIB
+    tensor_x_fsdp = job(4, WORLD, ROWS, COLUMNS, shard_of=lambda rank: rank % 2, scatters=COLUMNS)
+    assert tensor_x_fsdp.copies == 1 and placed(tensor_x_fsdp, 2) == (0, 0, 1, 1)
+    hybrid = job(4, WORLD, ROWS, COLUMNS, scatters=ROWS)
+    assert hybrid.replicas == ((0, 2), (1, 3)) and placed(hybrid, 2) == (0, 1, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ py::dict comms_dict(const std::map<std::string, MemberCounts>& comms) {
     one["contributed"] = counts.contributed;
     one["completed"] = counts.completed;
     one["members"] = counts.members;
+    one["scatters"] = counts.scatters;
     result[py::str(text)] = one;
   }
   return result;

@@ -107,9 +107,11 @@ uint64_t CollectiveEngine::issue(int rank, const Descriptor& descriptor, Slice i
     throw CollectiveError("collective_communicator",
                           "rank " + std::to_string(rank) + " does not live on proxy " + std::to_string(self_));
 
+  MemberCounts& counts = s.counts.at(me);
+  counts.scatters |= descriptor.kind == CollectiveKind::ReduceScatter;
   auto operation = std::make_shared<Operation>(Operation{next_ticket_++,
                                                          rank,
-                                                         ++s.counts.at(me).contributed,
+                                                         ++counts.contributed,
                                                          id,
                                                          descriptor,
                                                          std::move(input),

@@ -107,6 +107,7 @@ struct CollectiveResult {
 
 struct MemberCounts {
   uint64_t contributed = 0, completed = 0;
+  bool scatters = false;     // members have been given different parts of a sum: they hold different shards
   std::vector<int> members;  // global ranks in group order
 };
 
@@ -178,7 +179,8 @@ class CollectiveEngine {
   size_t pending_count(int rank) const;
 
   // At load, after define: sets contributed = completed = n. Then `issue` every pending operation in order.
-  void restore_counts(int rank, const std::map<SequenceId, uint64_t>& completed);
+  void restore_counts(int rank, const std::map<SequenceId, uint64_t>& completed,
+                      const std::set<SequenceId>& scattering = {});
 
   // This rank will contribute to nothing that it has not contributed to already.
   // `why`: the error that it ended with; empty if none.

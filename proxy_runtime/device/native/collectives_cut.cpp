@@ -69,7 +69,8 @@ size_t CollectiveEngine::pending_count(int rank) const {
   return operations == operations_.end() ? 0 : operations->second.size();
 }
 
-void CollectiveEngine::restore_counts(int rank, const std::map<SequenceId, uint64_t>& completed) {
+void CollectiveEngine::restore_counts(int rank, const std::map<SequenceId, uint64_t>& completed,
+                                      const std::set<SequenceId>& scattering) {
   for (const auto& [id, n] : completed) {
     if (n == 0)
       continue;  // counts list communicators that a neighbour on the same proxy has defined, this rank not yet
@@ -84,6 +85,7 @@ void CollectiveEngine::restore_counts(int rank, const std::map<SequenceId, uint6
                                                      id.text() +
                                                      " are restored after it has issued operations or twice");
     member->second.contributed = member->second.completed = n;
+    member->second.scatters = scattering.contains(id);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <unordered_map>
 
 #include "failure.hpp"
@@ -14,6 +15,8 @@ namespace ergo::device {
 namespace {
 
 constexpr uint64_t kImpossible = uint64_t{1} << 48;
+// With the number of collectives that a communicator has completed: MemberCounts::scatters.
+constexpr uint64_t kScatters = uint64_t{1} << 63;
 
 // Numbers the distinct physical storages in the order in which they are met, writing each once.
 class PhysicalIndex {
@@ -151,7 +154,7 @@ void put_collectives(MetaWriter& meta, CollectiveBridge& collectives, const Rank
   completed.word(counts.size());
   for (const auto& [id, count] : counts) {
     put_text(completed, id.text());
-    completed.word(count.completed);
+    completed.word(count.completed | (count.scatters ? kScatters : 0));
   }
   auto operations = collectives.engine().pending(static_cast<int>(rank.rank));
   WordWriter& pending = meta.section("pending");
@@ -183,11 +186,14 @@ void get_collectives(const MetaReader& meta, CollectiveBridge& collectives, Rank
   }
   WordReader counts = meta.section("counts");
   std::map<SequenceId, uint64_t> completed;
+  std::set<SequenceId> scattering;
   for (uint64_t i = 0, n = counts.word(); i < n; i++) {
     SequenceId id = SequenceId::parse(get_text(counts));
-    completed[id] = counts.word();
+    const uint64_t count = counts.word();
+    completed[id] = count & ~kScatters;
+    if (count & kScatters) scattering.insert(id);
   }
-  collectives.engine().restore_counts(static_cast<int>(rank.rank), completed);
+  collectives.engine().restore_counts(static_cast<int>(rank.rank), completed, scattering);
   WordReader pending = meta.section("pending");
   for (uint64_t i = 0, n = pending.word(); i < n; i++) {
     PendingCollective operation;
