@@ -109,14 +109,8 @@ uint64_t CollectiveEngine::issue(int rank, const Descriptor& descriptor, Slice i
 
   MemberCounts& counts = s.counts.at(me);
   counts.scatters |= descriptor.kind == CollectiveKind::ReduceScatter;
-  auto operation = std::make_shared<Operation>(Operation{next_ticket_++,
-                                                         rank,
-                                                         ++counts.contributed,
-                                                         id,
-                                                         descriptor,
-                                                         std::move(input),
-                                                         std::move(on_complete),
-                                                         {}});
+  auto operation = std::make_shared<Operation>(Operation{
+      next_ticket_++, rank, ++counts.contributed, id, descriptor, std::move(input), std::move(on_complete), {}});
   auto& list = operations_[rank];
   operation->place = list.insert(list.end(), operation);
   s.instances[operation->number].operations[me] = operation;
