@@ -123,8 +123,8 @@ class RankState(_Shape):
         device_bytes: what its tensors took of device memory; 0 where not known.
         peak_bytes: the most that they ever took; 0 where not known.
         gradient_bytes: what it hands to others in a step to be reduced, at most; 0 where not known.
-        sketch: some of its device memory's chunks, by id and size (`model.splicing.sized_chunk`), always
-            the same of equal chunks: ranks with a part of their bytes in common hold the same parameters.
+        sketch: some of the ids of its device memory's chunks, always the same ones of equal chunks: ranks with a part
+            of them in common hold the same parameters.
     """
 
     rank: Count

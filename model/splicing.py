@@ -3,7 +3,8 @@
 Nothing here goes by what ranks are called: who talks to whom is read from the communicators that a cut has found, and
 who holds the same parameters from the bytes of their device memory. That is not all: fully sharded ranks that are cut
 within a step hold whole layers, which they have just gathered. They give themselves away by summing gradients into
-shards (reduce-scatter).
+shards (reduce-scatter). Replicas that are cut while some have updated their weights and others not have nothing in
+common: they are taken for shards, which is never wrong, but shares less, and is counted as more memory.
 
 - *Replicas of one shard share a device first*: they hold the same parameters and the same optimizer state. Those on one
   device are neighbours in their communicator, so that they are whole subtrees of its reductions.
@@ -27,7 +28,7 @@ from model.shape import Shape
 from model.units import counted, size_words
 
 ALIKE = 4
-"""Two ranks are replicas where one in so many of the bytes by which they are compared is in both. At the end of a step
+"""Two ranks are replicas where one in so many of the chunks by which they are compared is in both. At the end of a step
 most of what replicas hold is parameters and optimizer state; different shards have only constants in common."""
 
 
@@ -195,19 +196,8 @@ def _replicas(ranks: Sequence[RankState]) -> tuple[tuple[int, ...], ...]:
     return alone
 
 
-def sized_chunk(chunk: str, size: int) -> str:
-    """A chunk in `RankState.sketch`: what it is called, and its bytes."""
-    return f"{chunk}.{size}"
-
-
-def _bytes(chunks: Iterable[str]) -> int:
-    """Of chunks in a sketch; builds before this one kept no sizes."""
-    return sum(int(chunk.partition(".")[2] or 1) for chunk in chunks)
-
-
 def _alike(members: Sequence[int], sketches: dict[int, frozenset[str]]) -> bool:
     """Whether any two members have a good part of their device memory in common."""
     # In a large group the first with all others says as much, in less time.
     pairs = combinations(members, 2) if len(members) <= 64 else ((members[0], other) for other in members[1:])
-    size = {rank: _bytes(sketches[rank]) for rank in members}
-    return all(ALIKE * _bytes(sketches[a] & sketches[b]) >= min(size[a], size[b]) > 0 for a, b in pairs)
+    return all(ALIKE * len(sketches[a] & sketches[b]) >= min(len(sketches[a]), len(sketches[b])) > 0 for a, b in pairs)

@@ -6,23 +6,21 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from model.splicing import sized_chunk
 from proxy_runtime.checkpoint import sparse
 from proxy_runtime.checkpoint.chunking import SEGMENT, split
 from proxy_runtime.checkpoint.merkle import HASH_BYTES, ZERO_ID, Hasher
 
 SKETCH = 32
-"""Chunks in a sketch: enough to tell a quarter in common from a few constants."""
+"""Ids of chunks in a sketch: enough to tell a quarter in common from a few constants."""
 
 _HASHER = Hasher(bytes(HASH_BYTES))  # nobody else ever sees these ids
 
 
-def sketch(chunks: Iterable[tuple[bytes, int]], size: int = SKETCH) -> tuple[str, ...]:
-    """Of a file's chunks, given as ids and bytes, those with the lowest ids, as `model.splicing` compares them; zeros
-    are none. Two files that have much in common have the more of them in common, whatever is beside that.
+def sketch(chunks: Iterable[bytes], size: int = SKETCH) -> tuple[str, ...]:
+    """The lowest ids of a file's chunks, shortened; zeros are none. Two files that have much in common have the
+    more of them in common, whatever is beside that.
     """
-    found = sorted({chunk for chunk in chunks if chunk[0] != ZERO_ID})[:size]
-    return tuple(sized_chunk(chunk[:8].hex(), length) for chunk, length in found)
+    return tuple(one[:8].hex() for one in sorted(set(chunks) - {ZERO_ID})[:size])
 
 
 def sketch_of(path: Path) -> tuple[str, ...]:
@@ -31,7 +29,7 @@ def sketch_of(path: Path) -> tuple[str, ...]:
     Raises:
         OSError: it cannot be read.
     """
-    found: set[tuple[bytes, int]] = set()
+    found: set[bytes] = set()
     buffer = memoryview(bytearray(SEGMENT))
     with open(path, "rb", buffering=0) as file:
         for start, end in sparse.data_extents(file.fileno(), os.fstat(file.fileno()).st_size):
@@ -41,7 +39,6 @@ def sketch_of(path: Path) -> tuple[str, ...]:
                 if not (count := file.readinto(buffer[: stop - start])):
                     return sketch(found)
                 view = buffer[:count]
-                spans = [span for span in split(view) if not span.zero]
-                found.update((_HASHER.chunk(view[span.start : span.end]), span.end - span.start) for span in spans)
+                found.update(_HASHER.chunk(view[span.start : span.end]) for span in split(view) if not span.zero)
                 start += count
     return sketch(found)

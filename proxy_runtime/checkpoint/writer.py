@@ -163,7 +163,7 @@ class CheckpointWriter:
             entry = self._trees[part].get(name) if part in self._trees else None
         if entry is None:
             return ()
-        return sketch(CHUNK_REF.iter_unpack(base64.b64decode(entry.chunks)), size)
+        return sketch((chunk for chunk, _ in CHUNK_REF.iter_unpack(base64.b64decode(entry.chunks))), size)
 
     def commit(self, header: ManifestHeader, exits: Mapping[int, int] | None = None) -> CheckpointId:
         """Makes the checkpoint durable and the job's HEAD point to it.

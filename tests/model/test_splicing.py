@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model.errors import ModelError
 from model.ids import Step
 from model.manifest import CommunicatorState, RankState
-from model.splicing import Parallelism, check_fit, parallelism, placed, sized_chunk, widths
+from model.splicing import Parallelism, check_fit, parallelism, placed, widths
 
 MIB = 1 << 20
 
@@ -70,21 +70,6 @@ def test_shards_that_hold_gathered_layers_when_they_are_cut_are_no_replicas() ->
     assert tensor_x_fsdp.copies == 1 and placed(tensor_x_fsdp, 2) == (0, 0, 1, 1)
     hybrid = job(4, WORLD, ROWS, COLUMNS, scatters=ROWS)
     assert hybrid.replicas == ((0, 2), (1, 3)) and placed(hybrid, 2) == (0, 1, 0, 1)
-
-
-@pytest.mark.parametrize(("size", "copies"), [(1 << 18, 2), (1 << 12, 1)])
-def test_what_is_in_common_counts_by_its_bytes(size: int, copies: int) -> None:
-    """Within a step: one chunk of parameters, and twenty small ones of activations."""
-    states = [
-        RankState(
-            rank=rank,
-            step=Step(3),
-            communicators=(CommunicatorState(name="world", members=(0, 1), contributed=1, completed=1),),
-            sketch=(sized_chunk("parameters", size), *(sized_chunk(f"{rank}-{n}", 1 << 12) for n in range(20))),
-        )
-        for rank in range(2)
-    ]
-    assert parallelism(states).copies == copies
 
 
 @pytest.mark.parametrize(
