@@ -60,7 +60,8 @@ Slots Schedule::next_in_tree() const {
   Slots all = 0, gone = 0;
   for (const Seat& seat : seats_) {
     all |= slot_bit(seat.member->slot);
-    if (seat.member->hold != Hold::None || seat.server->blocked()) gone |= slot_bit(seat.member->slot);
+    const bool waits = seat.server->blocked() && !seat.server->ready();  // what it waited for may have come since
+    if (seat.member->hold != Hold::None || waits) gone |= slot_bit(seat.member->slot);
   }
   for (uint32_t width = 2; width < kMostRanks; width *= 2)
     for (uint32_t begin = 0; begin < kMostRanks; begin += width) {

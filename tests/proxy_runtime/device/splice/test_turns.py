@@ -70,6 +70,39 @@ def test_a_batch_comes_to_the_device_when_it_is_its_ranks_turn(job: Callable[...
     assert counted["copies"] == 0 and counted["lockstep_runs"] >= 3
 
 
+def test_who_has_got_what_it_waited_for_has_its_place_in_the_order_again(job: Callable[..., Any]) -> None:
+    """All wait for a sum; the last to give its part goes on at once, but is not next where sums are made in pairs."""
+    running = job([0] * 4)
+    issued = threading.Semaphore(0)
+
+    def program(rank: Rank, index: int) -> None:
+        rank.producer.write_floats(1, [1.0 + index] * LARGE)
+        rank.producer.write_floats(2, [1.0] * N)
+        rank.producer.write_floats(3, [3.0] * LARGE)  # one for all, until the last has given it up
+        if index == 0:
+            rank.run(sin(2, N), results=1)  # it has begun its step
+        if index == 3:
+            for _ in range(3):
+                issued.acquire()
+            time.sleep(0.05)
+        rank.all_reduce(2, N)
+        issued.release()
+        if index == 3:
+            time.sleep(0.02)  # it never has to wait
+        rank.producer.read_floats(2, N)
+        if index == 0:
+            time.sleep(0.05)  # its host is late, and is waited for
+        rank.producer.free(3)
+        gradient = rank.run(sin(1, LARGE), results=1)
+        rank.all_reduce(gradient, LARGE)
+        rank.run(mul_(gradient, gradient, LARGE))
+        rank.producer.sync()
+
+    together(running.ranks, program)
+    # Four inputs, and three of: sums of pairs, what is summed next, what is given up.
+    assert counters(running)["peak_bytes"] < 7.5 * 4 * LARGE
+
+
 def test_what_a_waiting_rank_gives_up_further_on_is_given_up_at_once(job: Callable[..., Any]) -> None:
     running = job([0, 0])
     first, second = (Rank(producer) for producer in running.ranks)
@@ -249,7 +282,8 @@ def test_who_works_without_end_until_a_rank_goes_on_that_waits_for_it_is_not_wai
     for rank in running.ranks:
         rank.deadline_s = 300.0
     assert together(running.ranks, program) == [[3.0] * N] * 2
-    assert counters(running)["timeouts"] == 1
+    # A second one where the first rank's host is slow to say that it is over.
+    assert 1 <= counters(running)["timeouts"] <= 2
 
 
 @pytest.mark.slow
