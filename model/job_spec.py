@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from model.codec import as_json, beyond_json, faults_of, parse_json, show
 from model.errors import Fault, ModelError
 from model.ids import CheckpointId, JobId, TenantId
+from model.splicing import widths
 from model.units import Bytes, counted
 
 API_VERSION = "ergosphere/v1"
@@ -302,7 +303,7 @@ def _uneven(spec: JobSpec) -> Iterator[Fault]:
     world = spec.world_size
     for where, width in (("min_width", spec.min_width), ("max_width", spec.widest)):
         if spec.pack == "rank" and world % width:
-            possible = ", ".join(str(count) for count in range(1, world + 1) if world % count == 0)
+            possible = ", ".join(map(str, widths(world)))
             yield Fault(
                 where,
                 f"is {width}, but {counted(world, 'rank')} cannot be shared out evenly over {counted(width, 'device')}",

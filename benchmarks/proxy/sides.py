@@ -106,15 +106,13 @@ class Side:
         for pid in self.others:
             _pin(pid, set(second) or {first})
 
-    @contextlib.contextmanager
-    def slowed(self, share: float) -> Iterator[None]:
+    def slowed(self, share: float) -> contextlib.AbstractContextManager[None]:
         """Meanwhile its devices together have no more than this share of a core.
 
         Raises:
             BenchmarkError: there is no control group to limit them with.
         """
-        with limited_cpu(self.others, share):
-            yield
+        return limited_cpu(self.others, share)
 
     def _all(self) -> list[int]:
         return [*(p.pid for p in self.processes), *self.others]

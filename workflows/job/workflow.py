@@ -222,9 +222,8 @@ class JobWorkflow:
 
     def _may_resume(self, _: ResumeRequest) -> None:
         self._not_ended()
-        job, state = self._job, self._job.state
-        before = [*job.requests, job.doing]
-        if not state.held and not any(other is not None and other.kind == "preempt" for other in before):
+        state = self._job.state
+        if not state.held and not any(other.kind == "preempt" for other in self._asked()):
             raise refusal(f"The job is not held by a person: it is {state.phase}. {state.waiting}".strip())
 
     @workflow.update(name=Update.CHECKPOINT.value, description="Take a checkpoint while the job runs on.")
@@ -257,10 +256,8 @@ class JobWorkflow:
     def _may_migrate(self, wanted: MigrateRequest) -> None:
         self._running("moved")
         self._not_moving()
-        job = self._job
-        if any(other is not None and other.kind == "resize" for other in (*job.requests, job.doing)):
-            raise refusal("The job is asked to resize already: ask again when that is done.")
-        if wanted.to in {node.name for node in job.nodes}:
+        self._not_asked("resize")
+        if wanted.to in {node.name for node in self._job.nodes}:
             raise refusal(f"The job runs at {wanted.to} already.")
 
     @workflow.update(name=Update.RESIZE.value, description='Go on on another number of devices: {"devices": K}.')
@@ -298,9 +295,7 @@ class JobWorkflow:
         else:
             self._running("resized")
             self._not_moving()
-        for other in (*job.requests, job.doing):
-            if other is not None:
-                raise refusal(f"The job is asked to {other.kind} already: ask again when that is done.")
+        self._not_asked()
         if width == job.width == job.asked and not by_scheduler:
             raise refusal(answers.runs_there(job))
 
@@ -368,6 +363,15 @@ class JobWorkflow:
         if self._job.moving is request:
             self._job.moving, self._job.state.move = None, None
             self._job.dirty = True
+
+    def _asked(self) -> list[Request]:
+        """What persons have asked for, and is not done."""
+        return [request for request in (*self._job.requests, self._job.doing) if request is not None]
+
+    def _not_asked(self, kind: str = "") -> None:
+        for request in self._asked():
+            if kind in ("", request.kind):
+                raise refusal(f"The job is asked to {request.kind} already: ask again when that is done.")
 
     def _not_moving(self) -> None:
         if why := answers.under_way(self._job):
