@@ -27,14 +27,12 @@ from proxy_runtime.device.wiring import Address, Pair
 from proxy_runtime.process import criu, inspect
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.process.namespace import Container, ContainerSpec, Overlay, Volume, hold_volume, launch
+from proxy_runtime.shim import blame
 from proxy_runtime.shim.claimants import Claimants
 from proxy_runtime.shim.layout import EpochLayout
 from proxy_runtime.shim.spec import SLOTS_PER_DEVICE, RankExit, RunSpec, contiguous_placement, rank_variables
 
 T = TypeVar("T")
-
-LEAVING_GRACE_S = 30.0  # for a rank's exit handlers, while one that it has left alone has failed already
-_BEREFT = "which has ended without it"  # as the device side says it (collectives_cut.cpp)
 
 # Every rank that is restored keeps one busy until it may run; threads are made as they are needed.
 _workers = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="ergo-shim")
@@ -88,7 +86,12 @@ class Rank:
     @property
     def bereft(self) -> bool:
         """It was told that a rank that it waited for had ended: whatever ended that one comes first."""
-        return self.ring is not None and _BEREFT in (self.ring.error or "")
+        return self.left_by is not None
+
+    @property
+    def left_by(self) -> int | None:
+        """The rank that has ended while this one waited for it; None where it was not told so."""
+        return blame.left_by(self.ring.error) if self.ring is not None else None
 
     @property
     def attached(self) -> bool:
@@ -130,7 +133,7 @@ class Generation:
     ranks: list[Rank] = field(default_factory=list)
     volume: Volume | None = None
     claimants: Claimants = field(default_factory=Claimants)
-    _judge_at: float | None = None
+    _blame: blame.Blame = field(default_factory=blame.Blame, repr=False)
 
     # ------------------------------------------------------------------ bringing it up
 
@@ -278,21 +281,8 @@ class Generation:
             self.claimants.look(claims, tree.processes)
 
     def ended(self) -> list[Rank]:
-        """Ranks that have ended, those first that had no other's end as their reason.
-
-        One that failed because another was ending is left out until that one has ended too: a process takes a moment
-        to end, and the blame is its.
-        """
-        found = [rank for rank in self.ranks if rank.exit is not None]
-        late = any(rank.leaving for rank in self.ranks)
-        if late and time.monotonic() < self._patience(found):
-            found = [rank for rank in found if rank.exit is None or rank.exit.code == 0 or not rank.bereft]
-        return sorted(found, key=lambda rank: (rank.bereft, rank.rank))
-
-    def _patience(self, found: list[Rank]) -> float:
-        if self._judge_at is None and any(rank.bereft for rank in found):
-            self._judge_at = time.monotonic() + LEAVING_GRACE_S
-        return self._judge_at if self._judge_at is not None else float("inf")
+        """Local ranks that have ended, those first that had no other's end as their reason; see `Blame.ended`."""
+        return self._blame.ended(self.ranks)
 
     def dead_proxy(self) -> int | None:
         """Index of a proxy that has died, or None."""
