@@ -299,6 +299,8 @@ class TransferInput(Shape):
         spec: with `placement` and `ahead`: the restore that will follow is made ready too, as far as that is possible
             before the job is stopped: the volume's base, the shim, device proxies that reach one another.
         placement: of that restore.
+        keeps: with `spec`: that restore keeps the processes that are here (`RestoreInput.cut`), so that nothing is
+            fetched. Refused with `RuntimeCode.UNSUITABLE` where they cannot be kept.
     """
 
     job: JobId
@@ -311,6 +313,7 @@ class TransferInput(Shape):
     ranks: tuple[int, ...] = ()
     spec: JobSpec | None = None
     placement: Placement | None = None
+    keeps: bool = False
 
     def __post_init__(self) -> None:
         _check_positive("deadline_s", self.deadline_s)
@@ -336,6 +339,9 @@ class RestoreInput(Shape):
     Attributes:
         beside: parts of older epochs on this node are left as they are: the job is held there and goes on there
             should this epoch not come to count. The job's `HEAD` decides, then `stop` ends the one or the other.
+        cut: with `beside`, of a job whose ranks all stay on their nodes: the finished cut at which the epoch before is
+            held. Its processes go on in this one, with other devices; `checkpoint` is only what the job would go back
+            to. 0 where the part is made from the checkpoint.
     """
 
     job: JobId
@@ -346,10 +352,13 @@ class RestoreInput(Shape):
     checkpoint: CheckpointId
     deadline_s: float
     beside: bool = False
+    cut: int = 0
 
     def __post_init__(self) -> None:
         _check_positive("deadline_s", self.deadline_s)
         _check_assignment(self.spec, self.placement, self.node, self.epoch)
+        if self.cut and not self.beside:
+            raise ModelError("Processes are kept of a part that is held.", code="model.restore", remedy="Set `beside`.")
 
 
 @dataclass(frozen=True, slots=True)

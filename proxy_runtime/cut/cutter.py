@@ -48,13 +48,14 @@ class Cutter:
         counts: per local rank what its proxy has reported: `step`, `comms` (sequence -> `contributed`, `completed`,
             `members`); as of `stop`, then of `finish`; `memory` as of `stop`.
         exits: exit codes of the ranks that have no process any more, as of `dump`: each is 0.
+        scratch: the directory of its files.
     """
 
     def __init__(self, generation: Generation, tool: Criu | None, scratch: Path, report: CutReport) -> None:
         """`report` is filled in; `scratch` becomes this cut's own; without a `tool` only devices are dumped."""
         self._generation = generation
         self._tool = tool
-        self._scratch = scratch
+        self.scratch = scratch
         self._report = report
         self.counts: dict[int, dict[str, Any]] = {}
         self.exits: dict[int, int] = {}
@@ -144,7 +145,7 @@ class Cutter:
         capture = FrozenTogether(len(living), deadline_s, lambda: self._capture(writer, hold))
 
         def process(rank: Rank) -> int:
-            images = process_files(self._scratch, rank.rank)
+            images = process_files(self.scratch, rank.rank)
             images.mkdir(mode=0o700, parents=True, exist_ok=True)
             assert rank.container is not None
             assert self._tool is not None
@@ -176,27 +177,27 @@ class Cutter:
     def pack(self, writer: CheckpointWriter) -> None:
         """Hands what was dumped to the writer. The ranks may run meanwhile."""
         for rank in self._generation.ranks:
-            base = device_files(self._scratch, rank.rank)
+            base = device_files(self.scratch, rank.rank)
             writer.add_file(Part.device(rank.rank), "meta", base / "meta")
             writer.add_file(Part.device(rank.rank), "storages", base / "storages")
             if (base / "ring").exists():
                 writer.add_file(Part.device(rank.rank), "ring", base / "ring")
-            if (images := process_files(self._scratch, rank.rank)).is_dir():
+            if (images := process_files(self.scratch, rank.rank)).is_dir():
                 writer.add_tree(Part.process(rank.rank), images)
 
     def keep(self, refs: Mapping[Part, PartRef]) -> None:
         """The scratch directory may be restored from: a store has all of it, as `refs`."""
-        note_packed(self._scratch, refs)
+        note_packed(self.scratch, refs)
 
     def discard(self) -> None:
         """Removes the scratch directory."""
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
     # ------------------------------------------------------------------ what they consist of
 
     def _device_dumps(self, start: float, deadline_s: float) -> list[Callable[[], int]]:
         def device(rank: Rank) -> int:
-            base = device_files(self._scratch, rank.rank)
+            base = device_files(self.scratch, rank.rank)
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
             proxy = self._generation.proxy_of(rank)
             size = proxy.dump(rank.rank, base / "meta", base / "storages", deadline_s=deadline_s)
@@ -258,7 +259,7 @@ class Cutter:
             with suppress(RingError):
                 Ring.of_process(rank.container.rank_pid).close()
                 return
-        base = device_files(self._scratch, rank.rank)
+        base = device_files(self.scratch, rank.rank)
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         (base / "ring").write_bytes(rank.ring.unread())
 

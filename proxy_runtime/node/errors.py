@@ -56,6 +56,7 @@ _MEANINGS: dict[str, RuntimeCode] = {
     "run.ended": RuntimeCode.UNKNOWN,
     "run.lost": RuntimeCode.UNKNOWN,
     "run.bad-spec": RuntimeCode.UNSUITABLE,
+    "run.bad-operation": RuntimeCode.UNSUITABLE,  # of a shim from before this agent, which cannot do it
     "run.bad-width": RuntimeCode.UNSUITABLE,
     "run.deadline": RuntimeCode.DEADLINE,
     "cut.deadline": RuntimeCode.DEADLINE,

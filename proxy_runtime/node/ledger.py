@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,6 +36,7 @@ class PartRecord(Shape):
         argv, env, cwd: as every manifest tells them; `env` has no secrets.
         network: of the ranks.
         first_run: of the job's workflow when it began: a job with the same id and another first run is another.
+        home: the epoch whose shim and run directory it has with the processes; None for its own.
     """
 
     job: JobId
@@ -50,6 +52,7 @@ class PartRecord(Shape):
     started: bool = False
     restored: tuple[RankState, ...] = ()
     first_run: str = ""
+    home: Epoch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,11 @@ class Ledger:
     def put_base(self, job: JobId, epoch: Epoch, tree: bytes) -> None:
         """Keeps the list of files that an epoch began with: the checkpoint it comes from may be removed meanwhile."""
         _replace(self._path(job, epoch).with_suffix(".tree"), tree)
+
+    def copy_base(self, job: JobId, source: Epoch, epoch: Epoch) -> None:
+        """The same for an epoch that goes on in the directory of another one."""
+        with suppress(FileNotFoundError):
+            self.put_base(job, epoch, self._path(job, source).with_suffix(".tree").read_bytes())
 
     def base(self, job: JobId, epoch: Epoch) -> Tree | None:
         """What `put_base` has kept; None where the epoch began with nothing."""

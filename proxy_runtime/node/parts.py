@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -135,6 +136,11 @@ class Part:
             return AttendResult(Outcome.STOPPED, self._progress)
         return result or AttendResult(Outcome.LOST, self._progress)
 
+    def go(self) -> None:
+        """Lets the ranks run, where they are paused."""
+        if self.look().phase is Phase.PAUSED:
+            self.client.go()
+
     def freeze(self, frozen: bool) -> None:
         """Stops the processes of all ranks, or lets them go on; proxies stand still without them."""
         with suppress(RunError):
@@ -154,10 +160,15 @@ class Parts:
     """
 
     def __init__(self, runs_dir: Path, ledger: Ledger) -> None:
-        self._runs = runs_dir
+        self.runs_dir = runs_dir
         self._ledger = ledger
         self._lock = threading.Lock()
+        self._locks: defaultdict[JobId, threading.RLock] = defaultdict(threading.RLock)
         self._parts = {(record.job, record.epoch): self._of(record) for record in ledger.parts()}
+
+    def lock(self, job: JobId) -> threading.RLock:
+        """Held by whoever makes or ends parts of a job."""
+        return self._locks[job]
 
     def all(self) -> list[Part]:
         """Every part that is here."""
@@ -195,13 +206,13 @@ class Parts:
 
     def strangers(self) -> list[RunLayout]:
         """Run directories that no record tells of."""
-        known = {(str(part.job), int(part.epoch)) for part in self.all()}
-        found = RunLayout.parts_in(self._runs)
+        known = {(str(part.job), int(part.record.home or part.epoch)) for part in self.all()}
+        found = RunLayout.parts_in(self.runs_dir)
         return [layout for layout, epoch in found if (layout.job_id, epoch) not in known]
 
     def _of(self, record: PartRecord) -> Part:
-        layout = RunLayout.of_part(self._runs, record.job, record.epoch)
-        return Part(record, PartClient(layout), self._ledger)
+        layout = RunLayout.of_part(self.runs_dir, record.job, record.home or record.epoch)
+        return Part(record, PartClient(layout, record.epoch), self._ledger)
 
 
 def _signal_tree(pid: int, number: int) -> None:

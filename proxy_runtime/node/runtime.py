@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
-from model.ids import CheckpointId, Epoch, JobId, NodeId, Step
-from model.job_spec import JobSpec
-from model.manifest import Manifest, NumericsClass
-from model.placement import Placement
+from model.ids import Epoch, JobId, NodeId, Step
+from model.manifest import NumericsClass
 from model.records import JobOnNode, NodeDevice
 from model.runtime import (
     AttendInput,
@@ -34,30 +28,19 @@ from model.runtime import (
     TransferInput,
     TransferResult,
 )
-from proxy_runtime import build
 from proxy_runtime.errors import ErgoError
-from proxy_runtime.node import launch
 from proxy_runtime.node.clock import Clock
 from proxy_runtime.node.commit import Committer
-from proxy_runtime.node.environment import command
 from proxy_runtime.node.errors import fenced, translated, unknown
 from proxy_runtime.node.joining import Joined
 from proxy_runtime.node.launch import NodeProfile
 from proxy_runtime.node.ledger import Ledger
 from proxy_runtime.node.parts import Part, Parts
-from proxy_runtime.node.peers import Peers
+from proxy_runtime.node.starting import Starter
 from proxy_runtime.node.storage import Storage
 from proxy_runtime.node.volumes import BaseVolumes
-from proxy_runtime.shim import ahead
-from proxy_runtime.shim.header import numerics_class
-from proxy_runtime.shim.part import Phase
 from proxy_runtime.shim.part_client import PartClient
 from proxy_runtime.storage.fleet import FleetStore
-
-START_S = 120.0
-"""How long the nodes of a job may take, from one another's view, to prepare and connect a fresh start."""
-CONNECT_S = 60.0
-"""How long proxies that are there on all nodes may take to meet; one that is gone is never met."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -98,18 +81,16 @@ class LocalNodeRuntime:
         self.node = node
         self.directory = directory
         self._fleet = fleet
-        self._python = python
         self._free_bytes = free_bytes
         self.storage = Storage(fleet, directory / "store")
         names = tuple("/".join(device.id.path) for device in devices)
         self._memory = {device.id: device.memory_bytes for device in devices}
-        self._profile = NodeProfile(node, names, device_kind, threads, directory / "store", host)
+        profile = NodeProfile(node, names, device_kind, threads, directory / "store", host)
         self._volumes = BaseVolumes(directory, self.storage.materialize)
         self._ledger = Ledger(directory)
         self.parts = Parts(directory / "runs", self._ledger)
-        self._peers = Peers(self.storage.address, self.storage.token)
+        self._starter = Starter(profile, fleet, self.storage, self._volumes, self._ledger, self.parts, python)
         self._calls = Joined()
-        self._locks: defaultdict[JobId, threading.RLock] = defaultdict(threading.RLock)
 
     # ------------------------------------------------------------------ the six calls
 
@@ -128,13 +109,13 @@ class LocalNodeRuntime:
                 if request.start == "restored":
                     raise unknown(job, epoch, self.node)
                 try:
-                    part = self._calls.run(("start", job, epoch), lambda: self._start(request))
+                    part = self._calls.run(("start", job, epoch), lambda: self._starter.start(request))
                 except ErgoError:
                     if self._ledger.epochs(job).over(epoch):
                         return AttendResult(Outcome.STOPPED, _NOTHING)
                     raise
             elif request.start == "restored" and part.client.alive:
-                self._go(part)
+                part.go()
             return part.follow(report)
 
     def barrier(self, request: BarrierInput) -> BarrierResult:
@@ -165,11 +146,13 @@ class LocalNodeRuntime:
         key = ("transfer", request.job, request.epoch, request.checkpoint, request.ranks)
         with translated():
             self._require_current(request.job, request.epoch)
-            result = self._calls.run(key, lambda: self.storage.pull(request), remember=False)
+            result = TransferResult(0, 0)
+            if not request.keeps:
+                result = self._calls.run(key, lambda: self.storage.pull(request), remember=False)
             if request.spec is not None and request.placement is not None:
                 spec, placement = request.spec, request.placement
                 ready = ("ready", request.job, request.epoch)
-                self._calls.run(ready, lambda: self._make_ready(request, spec, placement))
+                self._calls.run(ready, lambda: self._starter.make_ready(request, spec, placement))
             return result
 
     def restore(self, request: RestoreInput) -> RestoreResult:
@@ -183,7 +166,8 @@ class LocalNodeRuntime:
             part = self.parts.get(job, epoch)
             if part is not None and part.record.started and part.client.alive:
                 return RestoreResult(part.record.restored)  # before the agent was started again
-            return self._calls.run(("restore", job, epoch), lambda: self._restore(request))
+            make = self._starter.keep if request.cut else self._starter.restore
+            return self._calls.run(("restore", job, epoch), lambda: make(request))
 
     def stop(self, request: StopInput) -> StopResult:
         """Ends the node's part of a job, and what older epochs have left."""
@@ -202,8 +186,7 @@ class LocalNodeRuntime:
     @property
     def numerics(self) -> NumericsClass:
         """Class of the node's devices; takes seconds the first time, and minutes where the build is missing."""
-        profile = self._profile
-        return numerics_class(self._build(), profile.device_kind, profile.threads)
+        return self._starter.numerics
 
     def jobs(self) -> tuple[JobOnNode, ...]:
         """What is here, with steps, for the node's record."""
@@ -297,131 +280,12 @@ class LocalNodeRuntime:
         def meant(other: Epoch) -> bool:
             return other == epoch or (other < epoch and not only)
 
-        with self._locks[job]:
+        with self.parts.lock(job):
             for part in self.parts.of_job(job):
                 if meant(part.epoch):
                     _log.info("ends a part", job=str(job), epoch=int(part.epoch), reason=reason)
                     self.parts.end(part, grace_s)
         self._calls.forget(lambda key: key[1] == job and meant(key[2]))
-
-    # ------------------------------------------------------------------ starting
-
-    def _start(self, request: AttendInput) -> Part:
-        job, epoch, spec = request.job, request.epoch, request.spec
-        launch.require_devices(self._profile, request.placement)
-        made = self._build()
-        what = command(spec, python=self._python)
-        record = launch.fresh_record(job, epoch, spec, request.placement, what, made, self._first_run(job))
-        with self._ended_on_error(self._placed(record, what.whole_env, made)) as part:
-            self._connect(part, request.placement, fresh=True, deadline_s=START_S)
-            part.mark_started()
-            return part
-
-    def _make_ready(self, request: TransferInput, spec: JobSpec, placement: Placement) -> None:
-        """All of a restore that does not need its checkpoint: the zygote imports torch while the job still runs."""
-        job, epoch = request.job, request.epoch
-        part, _ = self._to_restore(job, epoch, spec, placement, request.checkpoint)
-        with self._ended_on_error(part):
-            self._connect(part, placement, fresh=False, deadline_s=request.deadline_s)
-            # Of ranks that are here the next cut has the files at hand.
-            places = [old.record.placement for old in self.parts.of_job(job) if old.epoch < epoch]
-            here = {rank for place in places for rank in place.ranks_at(self.node)}
-            come = {*placement.ranks_at(self.node)} - here
-            reader = self.storage.store(spec.tenant).read(request.checkpoint, job)
-            with suppress(ErgoError):  # without them everything is read when the ranks stand
-                ahead.bring(reader, come, part.client.layout.epoch(epoch).ahead)
-
-    def _restore(self, request: RestoreInput) -> RestoreResult:
-        clock = Clock()
-        job, epoch, spec = request.job, request.epoch, request.spec
-        part, manifest = self._to_restore(job, epoch, spec, request.placement, request.checkpoint)
-        with self._ended_on_error(part), ThreadPoolExecutor(1, "ergo-base") as beside:
-            kept = beside.submit(self._keep_base, job, epoch, spec, manifest)
-            if not part.connected:
-                self._connect(part, request.placement, fresh=False, deadline_s=request.deadline_s)
-            clock.lap("connect")
-            result = part.client.restore(request.checkpoint, deadline_s=request.deadline_s)
-            kept.result()
-            part.mark_started(result.ranks)
-            part.look()
-        return RestoreResult(result.ranks, {**result.timings_ms, **clock.laps})
-
-    def _keep_base(self, job: JobId, epoch: Epoch, spec: JobSpec, manifest: Manifest) -> None:
-        if manifest.volume is not None:
-            tree = self.storage.store(spec.tenant).exchange.tree_bytes(manifest.volume)
-            self._ledger.put_base(job, epoch, tree)
-
-    def _to_restore(
-        self, job: JobId, epoch: Epoch, spec: JobSpec, placement: Placement, checkpoint: CheckpointId
-    ) -> tuple[Part, Manifest]:
-        """The part that is to go on from a checkpoint which is here, with its shim."""
-        launch.require_devices(self._profile, placement)
-        manifest = self.storage.manifest(spec.tenant, job, checkpoint)
-        made = launch.require_fitting(manifest, self.numerics)
-        record = launch.restored_record(epoch, spec, placement, manifest, self._first_run(job))
-        part = self._placed(record, record.env, made)
-        with self._ended_on_error(part):
-            part.become(record)  # where it was made ready ahead, that was for an earlier checkpoint
-        return part, manifest
-
-    def _placed(self, record: launch.PartRecord, env: dict[str, str], made: build.Build) -> Part:
-        """The part with its shim, which has started nothing yet."""
-        job, epoch = record.job, record.epoch
-        spec = launch.run_spec(self._profile, record, env, self._volumes.of(record.spec), self._python)
-        self.storage.store(record.spec.tenant)  # makes the tenant's key known to the store
-        with self._locks[job]:  # whoever stops the epoch comes before this, or finds the part
-            known = self._ledger.epochs(job)
-            if known.seen > epoch:
-                raise fenced(job, epoch, known.seen)
-            if known.over(epoch):
-                raise unknown(job, epoch, self.node)
-            part = self.parts.get(job, epoch)
-            if part is not None and not part.client.alive:
-                if part.record.started:
-                    raise unknown(job, epoch, self.node)
-                part.client.end()  # it was killed before anything had begun
-            part = part or self.parts.add(record)
-            with self._ended_on_error(part):
-                part.client.spawn(spec, made.root, self.directory / "runs")
-        return part
-
-    def _connect(self, part: Part, placement: Placement, *, fresh: bool, deadline_s: float) -> None:
-        """Proxies of all nodes of the job reach one another."""
-        limit = time.monotonic() + deadline_s
-        job, epoch = part.job, part.epoch
-        part.endpoints = part.client.prepare(self._profile.host, fresh=fresh, deadline_s=deadline_s)
-        others = [node for node in placement.nodes if node != self.node]
-        found = self._peers.endpoints(
-            job, epoch, others, max(1.0, limit - time.monotonic()), over=lambda: self._stopped(part)
-        )
-        token = self.storage.fabric_token(part.record.spec.tenant, job, epoch)
-        left = max(1.0, limit - time.monotonic())
-        part.client.connect([*part.endpoints, *found], token, deadline_s=min(left, CONNECT_S))
-        part.connected = True
-
-    def _go(self, part: Part) -> None:
-        if part.look().phase is Phase.PAUSED:
-            part.client.go()
-
-    def _stopped(self, part: Part) -> bool:
-        return part.ended or self._ledger.epochs(part.job).over(part.epoch)
-
-    @contextmanager
-    def _ended_on_error(self, part: Part) -> Iterator[Part]:
-        try:
-            yield part
-        except BaseException:
-            with self._locks[part.job]:
-                if not part.ended:
-                    self.parts.end(part, 0.0)
-            raise
-
-    def _first_run(self, job: JobId) -> str:
-        head = self._fleet.head(job)
-        return head.first_execution_run if head else ""
-
-    def _build(self) -> build.Build:
-        return build.ensure(self._python)
 
     # ------------------------------------------------------------------ checkpoints
 

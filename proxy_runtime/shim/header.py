@@ -64,6 +64,18 @@ def rank_states(generation: Generation, counts: dict[int, dict[str, Any]]) -> tu
     return tuple(_rank_state(generation, rank, counts.get(rank.rank, {})) for rank in generation.ranks)
 
 
+def restored_state(saved: RankState, counts: dict[str, Any]) -> RankState:
+    """State of a rank as it was saved, with its counts as they were loaded."""
+    loaded = {
+        comm.name: comm.model_copy(
+            update={"contributed": counts[comm.name]["contributed"], "completed": counts[comm.name]["completed"]}
+        )
+        for comm in saved.communicators
+        if comm.name in counts
+    }
+    return saved.model_copy(update={"communicators": tuple(loaded.values())})
+
+
 def sketched(states: Iterable[RankState], sketch: Callable[[int], tuple[str, ...]]) -> tuple[RankState, ...]:
     """The same with what tells replicas: `sketch` says it of a rank's device memory."""
     return tuple(state.model_copy(update={"sketch": sketch(state.rank)}) for state in states)

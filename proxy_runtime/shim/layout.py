@@ -66,9 +66,9 @@ class EpochLayout:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
-    def cut(self, number: int) -> Path:
+    def cut(self, epoch: int, number: int) -> Path:
         """Files of a cut, as `proxy_runtime.cut.dumped` says; the directory as that of `scratch`."""
-        return self.scratch(f"cut-{number}")
+        return self.scratch(f"cut-{epoch}-{number}")
 
     @property
     def ahead(self) -> Path:

@@ -38,8 +38,10 @@ class PartClient:
     killed (everything it owned has ended with it); `runtime.deadline` where time ran out and the job runs on.
     """
 
-    def __init__(self, layout: RunLayout) -> None:
+    def __init__(self, layout: RunLayout, epoch: int | None = None) -> None:
+        """`epoch` is needed where the shim has parts of several: without it, the newest one is meant."""
         self.layout = layout
+        self._epoch = epoch
 
     @classmethod
     def spawn(cls, spec: RunSpec, build_root: Path, runs_dir: Path, *, limits: Limits | None = None) -> PartClient:
@@ -113,6 +115,27 @@ class PartClient:
     def go(self, *, deadline_s: float = 60.0) -> None:
         """Lets restored ranks run."""
         self._call("go", deadline_s)
+
+    # ------------------------------------------------------------------ the next epoch, with the same processes
+
+    def succeed(self, spec: RunSpec, before: int) -> None:
+        """Has the shim of an earlier epoch serve this one too, on the same run directory.
+
+        `prepare`, `connect` and `keep` follow; other parts of the job have to do the same at the same cut.
+
+        Args:
+            spec: of this epoch; the ranks of this node are those of `before`.
+            before: the epoch that has the processes.
+        """
+        self._call("succeed", QUICK_S, spec=spec.to_json(), before=before)
+
+    def keep(self, cut: int, *, deadline_s: float = 60.0) -> RestoreResult:
+        """Gives the ranks of the epoch before, held at a finished cut, to the proxies of this one.
+
+        They stand still until `go`, or until the epoch before is ended, from when on they are this one's. Where its
+        cut is called off first, the job runs on there and this part can only be ended.
+        """
+        return from_value(RestoreResult, self._call("keep", deadline_s, cut=cut)["result"])
 
     # ------------------------------------------------------------------ a cut
 
@@ -194,7 +217,8 @@ class PartClient:
     def end(self, grace_s: float = 0.0, *, deadline_s: float = 60.0) -> AttendResult | None:
         """Ends everything of the part, proves that no process is left, and removes its run directory.
 
-        Nothing to end is success. A shim that does not answer is killed.
+        Nothing to end is success. A shim that does not answer is killed. Where it has a part of another epoch, which is
+        not meant, it stays with that one's processes, and so does the directory.
 
         Args:
             grace_s: seconds between SIGTERM and SIGKILL for the ranks; held ranks are killed at once.
@@ -208,8 +232,11 @@ class PartClient:
         try:
             if pidfd >= 0:
                 with suppress(RunError):  # ending just now, or hanging: then it is killed
-                    found = self._call("end", grace_s + deadline_s / 2, grace_s=grace_s)["result"]
+                    reply = self._call("end", grace_s + deadline_s / 2, grace_s=grace_s)
+                    found = reply["result"]
                     result = None if found is None else from_value(AttendResult, found)
+                    if reply.get("stays"):  # not of a shim of before there were several parts
+                        return result
                 if not proc.wait_readable((pidfd,), deadline_s / 2):
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             result = result or self.result()
@@ -228,7 +255,7 @@ class PartClient:
         try:
             with connect(self.layout) as connection:
                 connection.settimeout(deadline_s + MARGIN_S)
-                frames.send(connection, {"op": op, "deadline_s": deadline_s, **arguments})
+                frames.send(connection, {"op": op, "epoch": self._epoch, "deadline_s": deadline_s, **arguments})
                 reply = frames.receive(connection)
         except TimeoutError:
             raise RunError(

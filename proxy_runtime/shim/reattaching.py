@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from proxy_runtime.channel.ring import Ring
 from proxy_runtime.cut.dumped import device_files
@@ -30,8 +31,11 @@ class Reattachment:
         self._of_ended: list[Ring] = []
         self.timings: dict[str, float] = {}  # milliseconds, by phase
 
-    def bring(self, dumped: Path, *, deadline_s: float) -> None:
+    def bring(self, dumped: Path, *, deadline_s: float) -> dict[int, dict[str, Any]]:
         """Attaches the rings and loads what `Cutter.dump_devices` has written to `dumped`.
+
+        Returns:
+            Per local rank: sequence -> `contributed`, `completed`, `members`.
 
         Raises:
             ErgoError: an inconsistent cut, a proxy that died, a deadline. `refuse` comes next.
@@ -40,11 +44,13 @@ class Reattachment:
         fresh = self._fresh
         fresh.ranks = [rank if rank.exit is None else self._ended(rank) for rank in self._old.ranks]
         fresh.attach()
-        counts = in_parallel(
+        loaded = in_parallel(
             [lambda rank=rank: load(fresh, rank, device_files(dumped, rank.rank), deadline_s) for rank in fresh.ranks]
         )
-        require_same_counts({rank.rank: each for rank, each in zip(fresh.ranks, counts, strict=True)})
+        counts = {rank.rank: each for rank, each in zip(fresh.ranks, loaded, strict=True)}
+        require_same_counts(counts)
         self._note(clock)
+        return counts
 
     def take(self) -> None:
         """What the old generation had besides its proxies is the fresh one's from here on."""

@@ -40,6 +40,11 @@ class NodePart:
     local_devices: tuple[int, ...]
     tenant: str
 
+    @property
+    def ranks(self) -> list[int]:
+        """Numbers of the local ranks."""
+        return [rank for rank, device in enumerate(self.device_of_rank) if device in self.local_devices]
+
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> NodePart:
         lists = {name: tuple(data[name]) for name in ("device_of_rank", "local_devices")}

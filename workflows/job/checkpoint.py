@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -69,22 +71,54 @@ class Clock:
         self._last = now
 
 
+@dataclass(frozen=True, slots=True)
+class HeldCut:
+    """A finished cut at which all ranks stand, since `stopped_at`; the `clock` goes on from there."""
+
+    number: int
+    stopped_at: datetime
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class _Stand:
+    held: HeldCut
+    finished: list[BarrierResult]
+
+
 async def take(job: Job, kind: Literal["live", "full"]) -> CutResult:
     """Takes a checkpoint. After a ``full`` one the ranks stand still; after a ``live`` one they run.
 
     Raises:
         OperationFailed: nothing has changed, and the ranks have been told to go on.
     """
+    began = workflow.now()
+    async with _cut(job) as nodes:
+        return await _take(job, kind, nodes, began)
+
+
+async def hold(job: Job) -> HeldCut:
+    """Stops the ranks at a cut and writes nothing.
+
+    Raises:
+        OperationFailed: nothing has changed, and the ranks have been told to go on.
+    """
+    async with _cut(job) as nodes:
+        return (await _stand(job, "resize", nodes)).held
+
+
+@asynccontextmanager
+async def _cut(job: Job) -> AsyncGenerator[tuple[NodeId, ...]]:
+    """The next cut of the job on its nodes; whatever goes wrong inside, the ranks go on."""
     placement = job.state.placement
     if placement is None:
         raise OperationFailed("The job is on no node.", code="job.not-placed")
     if why := parts.over(job):
         raise OperationFailed(f"The job is ending, so that no cut is taken: {why}", code="job.ending")
-    began = workflow.now()
     job.state.cut += 1
     cut, nodes = job.state.cut, placement.nodes
     try:
-        return await _take(job, kind, cut, nodes, began)
+        yield nodes
     except Exception as error:
         # Not only an OperationFailed: whatever it was, no rank may be left standing.
         await resume(job, nodes, cut)
@@ -93,14 +127,11 @@ async def take(job: Job, kind: Literal["live", "full"]) -> CutResult:
         raise OperationFailed(f"The cut could not be taken: {error}", code="job.cut") from error
 
 
-async def _take(
-    job: Job, kind: Literal["live", "full"], cut: int, nodes: tuple[NodeId, ...], began: datetime
-) -> CutResult:
-    state, policy = job.state, job.spec.checkpoint
-    placement = state.placement
-    assert placement is not None
+async def _stand(job: Job, what: str, nodes: tuple[NodeId, ...]) -> _Stand:
+    """All ranks at the same cut, with its collectives done."""
+    state, policy, cut = job.state, job.spec.checkpoint, job.state.cut
     prefer_s = policy.step_deadline_s if policy.cut == "step" else 0.0
-    moot = (lambda: parts.over(job)) if workflow.patched("cut-of-living") else None
+    moot = _over(job)
     limit_s = STOP_S + prefer_s
 
     async def stop(node: NodeId, at: Step | None = None) -> BarrierResult:
@@ -124,14 +155,7 @@ async def _take(
             job, Activity.BARRIER, node, request, BarrierResult, story=story, limit_s=STOP_S + 15, moot=moot
         )
 
-    async def write(node: NodeId) -> CheckpointResult:
-        request = CheckpointInput(state.job, state.epoch, cut, kind, WRITE_S, parent=state.checkpoint)
-        story = f"cut {cut}: write {kind} checkpoint on {node.name}"
-        return await on_node(
-            job, Activity.CHECKPOINT, node, request, CheckpointResult, story=story, limit_s=WRITE_S, moot=moot
-        )
-
-    job.operation = f"{kind} checkpoint: barrier"
+    job.operation = f"{what}: barrier"
     if prefer_s > 0 and len(nodes) > 1:
         # Were all asked at once, each would wait for the end of the step that its own foremost rank is in: one that is
         # a step ahead would wait in vain for a peer that stands already.
@@ -146,10 +170,27 @@ async def _take(
     goals = targets(rank for result in stood for rank in result.ranks)
     finished = await each(nodes, lambda node: finish(node, goals))
     clock.lap("barrier")
+    return _Stand(HeldCut(cut, stopped_at, clock), finished)
+
+
+async def _take(job: Job, kind: Literal["live", "full"], nodes: tuple[NodeId, ...], began: datetime) -> CutResult:
+    state = job.state
+    placement, cut, moot = state.placement, state.cut, _over(job)
+    assert placement is not None
+
+    async def write(node: NodeId) -> CheckpointResult:
+        request = CheckpointInput(state.job, state.epoch, cut, kind, WRITE_S, parent=state.checkpoint)
+        story = f"cut {cut}: write {kind} checkpoint on {node.name}"
+        return await on_node(
+            job, Activity.CHECKPOINT, node, request, CheckpointResult, story=story, limit_s=WRITE_S, moot=moot
+        )
+
+    stand = await _stand(job, f"{kind} checkpoint", nodes)
+    stopped_at, clock = stand.held.stopped_at, stand.held.clock
     job.operation = f"{kind} checkpoint: write"
     written = await each(nodes, write)
     clock.lap("write")
-    for name, value in slowest([*(r.timings_ms for r in finished), *(r.timings_ms for r in written)]).items():
+    for name, value in slowest([*(r.timings_ms for r in stand.finished), *(r.timings_ms for r in written)]).items():
         clock.parts_ms[f"node.{name}"] = value
     if moot is not None and (why := moot()):
         raise OperationFailed(f"The job has ended meanwhile, so that nothing is committed: {why}", code="job.over")
@@ -297,6 +338,11 @@ def completed_nodes(job: Job) -> tuple[NodeId, ...]:
     """Nodes whose ranks have all ended by themselves."""
     done = (*parts.ended(job, Outcome.COMPLETED), *parts.ended(job, Outcome.FAILED))
     return tuple(part.node for part in done)
+
+
+def _over(job: Job) -> Callable[[], str] | None:
+    """What tells that a cut has no purpose any more."""
+    return (lambda: parts.over(job)) if workflow.patched("cut-of-living") else None
 
 
 def _not_yet(job: Job, error: OperationFailed) -> bool:

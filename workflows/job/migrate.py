@@ -6,7 +6,8 @@ until the job's `HEAD` says which of the two is the job.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from temporalio import workflow
 
@@ -16,6 +17,7 @@ from model.ids import CheckpointId, NodeId
 from model.job_state import JobPhase
 from model.placement import Placement, check_placement
 from model.requests import OperationResult
+from model.runtime import RuntimeCode
 from model.splicing import check_fit, check_width, placed
 from model.units import counted
 from workflows.job import answers, checkpoint, parts, start
@@ -88,36 +90,26 @@ async def migrate(job: Job, directive: Directive) -> None:
     if source is None:
         raise OperationFailed("The job holds no devices.", code="job.not-placed")
     _check(job, source, directive)
-    ahead = None
+    measured = None
     if resizes:
-        ahead = await _measured(job)
+        measured = await _measured(job)
         check_resize(job, len(directive.devices))
-    job.operation = f"{'resize' if resizes else 'migrate'}: copy ahead"
-    target = placement_of(job, directive, await start.allocate(job))
-    overlap = tuple(node for node in target.nodes if node in source.nodes)
-    torn = overlap if overlap and not workflow.patched("beside") else ()
-    try:
-        # The target has nearly all of it when the ranks stop: they stand for what changes meanwhile only.
-        ahead = ahead or (await checkpoint.take(job, "live")).checkpoint.id
-        clock = checkpoint.Clock()
-        if not torn:
-            await start.bring(job, target, ahead, start.sources(job), clock, ahead=True)
-    except OperationFailed as error:
-        await _clean(job, source, target, torn, error)
-        raise
+    ready = await _make_ready(job, source, directive, measured)
+    target, torn = ready.target, ready.torn
     job.transition(JobPhase.RESIZING if resizes else JobPhase.MOVING, directive.reason)
     not_done = "It was not resized" if resizes else "It was not moved"
     try:
-        cut = await checkpoint.take(job, "full")
+        stopped_at, clock, saved = await _stop(job, ready)
     except OperationFailed as error:
         runs_on(job, f"{not_done}: {error.message}")
         await _clean(job, source, target, torn, error)
         raise
-    clock = checkpoint.Clock()
-    clock.parts_ms = {**clock.parts_ms, **cut.parts_ms}
     try:
-        await start.bring(job, target, cut.checkpoint.id, start.sources(job), clock)
-        await start.restore(job, target, cut.checkpoint.id, clock, beside=() if torn else overlap)
+        if ready.keeps:
+            await start.restore(job, target, saved, clock, beside=target.nodes, cut=job.state.cut)
+        else:
+            await start.bring(job, target, saved, start.sources(job), clock)
+            await start.restore(job, target, saved, clock, beside=() if torn else ready.overlap)
         await _advance(job, target)
     except OperationFailed as error:
         await _undo(job, source, target, torn, error, not_done)
@@ -126,7 +118,7 @@ async def migrate(job: Job, directive: Directive) -> None:
     state.epoch, state.placement, state.cut, state.unfit = target.epoch, target, 0, ()
     parts.attend(job, "restored")
     clock.lap("attend")
-    down_ms = (workflow.now() - cut.stopped_at).total_seconds() * 1000
+    down_ms = (workflow.now() - stopped_at).total_seconds() * 1000
     where = ", ".join(node.name for node in target.nodes)
     if resizes:
         state.resizes += 1
@@ -143,6 +135,69 @@ async def migrate(job: Job, directive: Directive) -> None:
     job.transition(JobPhase.RUNNING, f"{how}: {directive.reason}", down_ms=down_ms, parts_ms=clock.parts_ms)
     if not resizes:
         await parts.stop_all(job, sources, source.epoch, over)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A target that has been made ready.
+
+    Attributes:
+        ahead: the live checkpoint that was brought there, or that the job goes back to should all be lost.
+        overlap: nodes that are source and target.
+        torn: of these the ones where the source has to be ended first, as histories of before have it.
+        keeps: every rank stays on its node, and so do its processes.
+    """
+
+    target: Placement
+    ahead: CheckpointId
+    overlap: tuple[NodeId, ...] = ()
+    torn: tuple[NodeId, ...] = ()
+    keeps: bool = False
+
+
+async def _make_ready(job: Job, source: Placement, directive: Directive, measured: CheckpointId | None) -> _Ready:
+    """All that can be done before the ranks stop: they stand for what changes meanwhile only."""
+    job.operation = f"{directive.action}: {'copy ahead' if measured is None else 'make ready'}"
+    target = placement_of(job, directive, await start.allocate(job))
+    if _all_stay(job, source, target) and workflow.patched("keep-processes"):
+        try:
+            ahead = measured or await _measured(job)
+            await start.bring(job, target, ahead, (), checkpoint.Clock(), ahead=True, keeps=True)
+            return _Ready(target, ahead, overlap=target.nodes, keeps=True)
+        except OperationFailed as error:
+            await _clean(job, source, target, (), error)
+            if error.code != RuntimeCode.UNSUITABLE:
+                raise
+            job.note("processes not kept", error.message)
+            target = placement_of(job, directive, await start.allocate(job))
+    overlap = tuple(node for node in target.nodes if node in source.nodes)
+    torn = overlap if overlap and not workflow.patched("beside") else ()
+    try:
+        ahead = measured or (await checkpoint.take(job, "live")).checkpoint.id
+        if not torn:
+            await start.bring(job, target, ahead, start.sources(job), checkpoint.Clock(), ahead=True)
+    except OperationFailed as error:
+        await _clean(job, source, target, torn, error)
+        raise
+    return _Ready(target, ahead, overlap, torn)
+
+
+def _all_stay(job: Job, source: Placement, target: Placement) -> bool:
+    """Whether only devices change: a process cannot leave its node otherwise than by a checkpoint."""
+    if job.spec.pack != "rank":
+        return False  # a tree sees its devices for life
+    return all(source.device(rank).node == target.device(rank).node for rank in range(source.world_size))
+
+
+async def _stop(job: Job, ready: _Ready) -> tuple[datetime, checkpoint.Clock, CheckpointId]:
+    """The ranks stand: since when, what took how long, and the checkpoint that the target goes on from."""
+    if ready.keeps:
+        held = await checkpoint.hold(job)
+        return held.stopped_at, held.clock, ready.ahead
+    cut = await checkpoint.take(job, "full")
+    clock = checkpoint.Clock()
+    clock.parts_ms = {**clock.parts_ms, **cut.parts_ms}
+    return cut.stopped_at, clock, cut.checkpoint.id
 
 
 def _check(job: Job, source: Placement, directive: Directive) -> None:

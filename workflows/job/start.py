@@ -126,8 +126,11 @@ async def bring(
     clock: Clock,
     *,
     ahead: bool = False,
+    keeps: bool = False,
 ) -> None:
     """Brings a checkpoint to the nodes of a placement; `ahead`, they are made ready for the restore of a later one.
+
+    Where that restore `keeps` the processes, they are made ready and nothing is brought.
 
     What is done ahead is tried once: proxies of all its nodes meet, and one that tried again alone would wait for
     others that have met those of before. It has no purpose any more once the job has ended.
@@ -146,8 +149,11 @@ async def bring(
             ranks=() if job.spec.pack == "node" else placement.ranks_at(node),  # a tree is on one node as a whole
             spec=job.spec if ahead else None,
             placement=placement if ahead else None,
+            keeps=keeps,
         )
         story = f"bring {checkpoint[:11]} to {node.name}" + (" while the job runs" if ahead else "")
+        if keeps:
+            story = f"epoch {placement.epoch}: make devices of {node.name} ready while the job runs"
         return await on_node(
             job,
             Activity.TRANSFER,
@@ -165,15 +171,31 @@ async def bring(
 
 
 async def restore(
-    job: Job, placement: Placement, checkpoint: CheckpointId, clock: Clock, beside: tuple[NodeId, ...] = ()
+    job: Job,
+    placement: Placement,
+    checkpoint: CheckpointId,
+    clock: Clock,
+    beside: tuple[NodeId, ...] = (),
+    cut: int = 0,
 ) -> None:
-    """Makes the job's parts from a checkpoint, paused; on the nodes `beside` those of the epoch before stay."""
+    """Makes the job's parts from a checkpoint, paused; on the nodes `beside` those of the epoch before stay.
+
+    With a `cut`, at which these are held, their processes are kept.
+    """
 
     async def one(node: NodeId) -> RestoreResult:
         request = RestoreInput(
-            job.state.job, placement.epoch, node, job.spec, placement, checkpoint, RESTORE_S, beside=node in beside
+            job.state.job,
+            placement.epoch,
+            node,
+            job.spec,
+            placement,
+            checkpoint,
+            RESTORE_S,
+            beside=node in beside,
+            cut=cut,
         )
-        story = f"epoch {placement.epoch}: restore on {node.name}"
+        story = f"epoch {placement.epoch}: {'keep processes' if cut else 'restore'} on {node.name}"
         return await on_node(
             job, Activity.RESTORE, node, request, RestoreResult, story=story, limit_s=RESTORE_S, attempts=2
         )

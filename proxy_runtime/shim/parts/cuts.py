@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from model.ids import NodeId
-from model.manifest import RankParts
+from model.manifest import RankParts, RankState
 from model.runtime import BarrierResult, NodeParts, Outcome, RuntimeCode
 from proxy_runtime.checkpoint.files import free_bytes
 from proxy_runtime.checkpoint.parts import Part
@@ -34,6 +35,21 @@ a machine whose free memory has gone back to its host has it again at a tenth of
 
 ROOMY = 10
 """They are kept where the disk has so many times as much free."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedDevices:
+    """What the devices held at a cut.
+
+    Attributes:
+        scratch: the files, as `proxy_runtime.cut.dumped` says; there until the cut is over.
+        states: where the ranks stood.
+        ms: how long it took.
+    """
+
+    scratch: Path
+    states: tuple[RankState, ...]
+    ms: float
 
 
 @dataclass(slots=True)
@@ -100,7 +116,7 @@ class PartCuts:
             generation = self._require_running()
             report = CutReport(epoch=job.part.epoch)
             in_background(self._cool, float("inf"))  # while the end of a step is waited for
-            scratch = generation.layout.cut(cut)
+            scratch = generation.layout.cut(generation.epoch, cut)
             self._cut = fresh = _Cut(cut, Cutter(generation, job.tool(), scratch, report), report, Phase.STOPPED)
             step_s = prefer_step_s if prefer_step_s > 0 else deadline_s
             wanted = prefer_step_s > 0 and self._steps.likely_within(prefer_step_s)
@@ -144,6 +160,21 @@ class PartCuts:
             if self._cut is not None and self._cut.number <= cut:
                 self._call_off("")
 
+    def dump_devices(self, cut: int, *, deadline_s: float) -> DumpedDevices:
+        """Dumps what the devices hold, for the part of the next epoch, which keeps the processes.
+
+        They are not looked at, and run until they wait for an answer.
+
+        Raises:
+            RunError: the cut is over, is not finished, or was written; a proxy died; a deadline. The job runs on.
+        """
+        with self._job.operation("dump_devices"):
+            current = self._require_finished(cut)
+            with self._phase(current, Phase.FROZEN, self._limits.frozen):
+                current.cutter.dump_devices(deadline_s=deadline_s)
+            states = self._job.states(current.cutter.counts)
+            return DumpedDevices(current.cutter.scratch, states, current.report.ms.get("device", 0.0))
+
     # ------------------------------------------------------------------ the watchdog
 
     def watch(self) -> None:
@@ -163,6 +194,14 @@ class PartCuts:
         """The part is over: there is nothing left to cut."""
         if self._cut is not None:
             self._cut.until = None
+
+    def close(self) -> None:
+        """Another part has the processes: nothing is called off any more, and no file of a cut is needed."""
+        cut = self._cut
+        if cut is not None and cut.open:
+            cut.phase, cut.until = Phase.RUNNING, None
+            in_background(cut.cutter.discard)
+        in_background(self._cool, float("inf"))
 
     # ------------------------------------------------------------------ helpers
 
@@ -220,6 +259,8 @@ class PartCuts:
         cut, generation = self._cut, self._job.generation
         if cut is None or not cut.open or generation is None:
             return
+        if self._job.succession is not None and not self._job.succession.refuse():
+            return  # the processes are another part's by now
         cut.phase, cut.until = Phase.RUNNING, None
         generation.release()
         if not cut.packing:
@@ -252,6 +293,14 @@ class PartCuts:
             raise _over(number, cut)
         return cut
 
+    def _require_finished(self, number: int) -> _Cut:
+        cut = self._require_open(number)
+        if "finish" not in cut.results:
+            raise RunError(f"cut {number} is not finished.", code="run.order")
+        if cut.phase is Phase.FROZEN:
+            raise RunError(f"cut {number} is frozen and was written before.", code="run.order")
+        return cut
+
     def _barrier(self, cut: _Cut) -> BarrierResult:
         states = self._job.states(cut.cutter.counts)
         return BarrierResult(reached=cut.report.reached_step, ranks=states, timings_ms=dict(cut.report.ms))
@@ -259,11 +308,7 @@ class PartCuts:
     def _write(self, number: int, kind: Kind, deadline_s: float) -> PartWritten:
         job = self._job
         with job.operation("write"):
-            cut = self._require_open(number)
-            if "finish" not in cut.results:
-                raise RunError(f"cut {number} is not finished.", code="run.order")
-            if cut.phase is Phase.FROZEN:
-                raise RunError(f"cut {number} is frozen and was written before.", code="run.order")
+            cut = self._require_finished(number)
             with self._phase(cut, Phase.FROZEN, self._limits.frozen):
                 writer = job.open_store().begin(job.spec.job_id, job.part.epoch)
                 try:
@@ -299,7 +344,7 @@ class PartCuts:
                     device=written.refs.get(Part.device(r)),
                     exit_code=cut.cutter.exits.get(r),
                 )
-                for r in job.ranks
+                for r in job.part.ranks
             ),
             states=sketched(states, sketch_in(writer)),
             volume=written.refs.get(Part.volume()),

@@ -7,16 +7,14 @@ what they work on.
 from __future__ import annotations
 
 import secrets
-import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from model.codec import to_json
 from model.ids import Step
 from model.manifest import RankState
 from model.runtime import AttendResult, Outcome, Progress, RestoreResult
@@ -24,17 +22,19 @@ from proxy_runtime.build import Build
 from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.cut.dumped import AtHand
 from proxy_runtime.device.client import Zygote
-from proxy_runtime.device.wiring import address_of, listening_pairs, reserve
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.shim.generation import Generation, Rank
-from proxy_runtime.shim.header import host_class, numerics_class, rank_states
+from proxy_runtime.shim.header import host_class, numerics_class, rank_states, restored_state
 from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.part import Endpoint, Limits, PartStatus, Phase
 from proxy_runtime.shim.parts import exits
 from proxy_runtime.shim.parts.cuts import PartCuts
+from proxy_runtime.shim.parts.outcome import PartOutcome
+from proxy_runtime.shim.parts.ports import Ports
 from proxy_runtime.shim.parts.sharing import SharingWatch
 from proxy_runtime.shim.parts.stopwatch import Stopwatch
+from proxy_runtime.shim.parts.succession import Succession
 from proxy_runtime.shim.restoring import Restoration
 from proxy_runtime.shim.spec import NodePart, RunError, RunSpec
 from proxy_runtime.shim.zygotes import fork_proxies, start_zygote
@@ -49,11 +49,19 @@ class PartJob:
     Attributes:
         on_event: told what happens to the part.
         cuts: the operations of a cut.
+        succession: to a part of a later epoch that keeps the processes.
     """
 
     def __init__(
-        self, spec: RunSpec, layout: RunLayout, build: Build, tool: Callable[[], Criu], limits: Limits | None = None
+        self,
+        spec: RunSpec,
+        layout: RunLayout,
+        build: Build,
+        tool: Callable[[], Criu],
+        limits: Limits | None = None,
+        before: PartJob | None = None,
     ) -> None:
+        """`before` is the part of an earlier epoch whose processes this one is to `keep`."""
         if spec.part is None:
             raise RunError("the specification names no part of a job.", code="run.bad-spec")
         self.spec = spec
@@ -64,19 +72,21 @@ class PartJob:
         self.on_event: Callable[[dict[str, Any]], None] = lambda _: None
         self.delivered = Stopwatch()
         self.generation: Generation | None = None
-        self.cuts = PartCuts(self, limits or Limits())
+        self._limits = limits or Limits()
+        self.cuts = PartCuts(self, self._limits)
         self._sharing = SharingWatch()
         self._phase = Phase.NEW
         self._zygote: Zygote | None = None
         self._endpoints: tuple[Endpoint, ...] = ()
-        self._reserved: list[socket.socket] = []  # keep the ports of the endpoints until the proxies listen there
+        self._ports = Ports()
         self._restored: tuple[str, RestoreResult] | None = None
-        self._restoration: Restoration | None = None
+        self._restoration: Restoration | Succession | None = None
+        self._before = before
+        self.succession: Succession | None = None
         self._fresh = False
         self._failed: ErgoError | None = None  # of an operation after which only `end` is left
         self._operation = threading.RLock()
-        self._changed = threading.Condition()
-        self._result: AttendResult | None = None
+        self._outcome = PartOutcome(layout.result)
         self.over = False  # the ranks have ended, or are being ended
         self._ending = threading.Event()
 
@@ -84,6 +94,8 @@ class PartJob:
 
     def warm(self) -> Zygote:
         """Starts the zygote, which imports torch while the nodes agree on what to do."""
+        if self._before is not None:
+            return self._before.warm()
         with self.operation("warm"):
             if self._zygote is None:
                 self._zygote = start_zygote(self.spec, self.build, self.layout)
@@ -100,8 +112,11 @@ class PartJob:
             return self._endpoints
 
     def _prepare(self, host: str, fresh: bool, deadline_s: float) -> None:
-        epoch = self.layout.epoch(self.part.epoch).create(volume=fresh)
-        self.layout.set_current(epoch)
+        if self._before is None:
+            epoch = self.layout.epoch(self.part.epoch).create(volume=fresh)
+            self.layout.set_current(epoch)
+        else:
+            epoch = self._before._live_generation().layout
         zygote = self.warm()
         self.generation = generation = Generation.prepare(
             self.spec, self.part.epoch, epoch, self.build, self.spec.devices
@@ -110,11 +125,7 @@ class PartJob:
             generation.mount()
             generation.launch_ranks()  # they import torch while the zygote does
         fork_proxies(generation, zygote, self.layout, deadline_s)
-        pairs = listening_pairs(self.part.local_devices, self.part.device_of_rank)
-        self._reserved = [reserve(host) for _ in pairs]
-        self._endpoints = tuple(
-            Endpoint(*pair, host, address_of(held)[1]) for pair, held in zip(pairs, self._reserved, strict=True)
-        )
+        self._endpoints = self._ports.reserve(self.part, host)
         self._fresh = fresh
         self.set_phase(Phase.PREPARED)
 
@@ -129,7 +140,7 @@ class PartJob:
                 generation = self._live_generation()
                 remote = {(e.low, e.high): (e.host, e.port) for e in endpoints}
                 generation.connect(remote, token or secrets.token_hex(16), deadline_s)
-                self._let_go_of_ports()
+                self._ports.let_go()
                 if not self._fresh:
                     self.set_phase(Phase.CONNECTED)
                     return
@@ -146,8 +157,7 @@ class PartJob:
         with self.operation("restore"):
             if self._restored is not None and self._restored[0] == checkpoint:
                 return self._restored[1]
-            if self._phase is not Phase.CONNECTED or self._fresh:
-                raise RunError(f"a part that is {self._phase} cannot be restored.", code="run.order")
+            self._require_connected()
             with self._final_on_error():
                 reader = self.open_store().read(checkpoint, self.spec.job_id)
                 reader.require(
@@ -159,11 +169,30 @@ class PartJob:
                 self._restoration = restoration = Restoration(self._live_generation(), reader, self.tool(), at_hand)
                 counts = restoration.bring(deadline_s=deadline_s)
                 self.event("brought", **Counter(restoration.origins))
-                header = reader.manifest.header
-                states = [restored_state(header.ranks[rank], counts[rank]) for rank in self.ranks]
-                self._restored = checkpoint, RestoreResult(tuple(states), dict(restoration.timings))
-                self.set_phase(Phase.PAUSED)
+                saved = [reader.manifest.header.ranks[rank] for rank in self.part.ranks]
+                return self._paused(checkpoint, saved, counts)
+
+    def keep(self, cut: int, *, deadline_s: float) -> RestoreResult:
+        """See `PartClient.keep`."""
+        with self.operation("keep"):
+            source = f"cut {cut}"
+            if self._restored is not None and self._restored[0] == source:
                 return self._restored[1]
+            self._require_connected()
+            if self._before is None:
+                raise RunError("no part is here whose processes could be kept.", code="run.order")
+            with self._final_on_error():
+                succession = Succession(self._before, self, cut)
+                self._restoration = self._before.succession = succession
+                counts = succession.bring(deadline_s=deadline_s)
+                return self._paused(source, succession.saved, counts)
+
+    def _paused(self, source: str, saved: Iterable[RankState], counts: dict[int, dict[str, Any]]) -> RestoreResult:
+        assert self._restoration is not None
+        states = tuple(restored_state(state, counts[state.rank]) for state in saved)
+        self._restored = source, RestoreResult(states, dict(self._restoration.timings))
+        self.set_phase(Phase.PAUSED)
+        return self._restored[1]
 
     def go(self) -> None:
         """See `PartClient.go`."""
@@ -188,7 +217,7 @@ class PartJob:
         if generation is None or self._ending.is_set():
             return
         self.cuts.watch()
-        if self._result is not None or self._phase in (Phase.NEW, Phase.PAUSED):
+        if self._outcome.result is not None or self._phase in (Phase.NEW, Phase.PAUSED):
             return
         dead = generation.dead_proxy()
         generation.poll_exits()
@@ -231,25 +260,41 @@ class PartJob:
         found = [exits.describe(generation.layout, rank.rank, rank.exit) for rank in ranks if rank.exit is not None]
         self._conclude(AttendResult(outcome, self.progress(), tuple(found)))
 
-    def _conclude(self, result: AttendResult) -> None:
-        with self._changed:
-            if self._result is not None:
-                return
-            with suppress(OSError):  # a full disk: it is told over the socket
-                fresh = self.layout.result.with_suffix(".new")
-                fresh.write_bytes(to_json(result))
-                fresh.rename(self.layout.result)
-            self._result = result
-            self._changed.notify_all()
-        self.event("ended", outcome=result.outcome, exits=[exits.sentence(exit) for exit in result.exits])
+    def _conclude(self, result: AttendResult, *, keep: bool = True) -> None:
+        if self._outcome.settle(result, keep=keep):
+            self.event("ended", outcome=result.outcome, exits=[exits.sentence(exit) for exit in result.exits])
+
+    # ------------------------------------------------------------------ the epoch after it
+
+    def successor(self, spec: RunSpec) -> PartJob:
+        """The part of a later epoch that is to `keep` the processes.
+
+        Raises:
+            RunError: it has other ranks than this one.
+        """
+        part = PartJob(spec, self.layout, self.build, self.tool, self._limits, before=self)
+        if part.part.ranks != self.part.ranks or spec.pack != "rank":
+            raise RunError("processes are kept where every rank stays on its node.", code="run.bad-spec")
+        return part
+
+    def hand_over(self, take: Callable[[], None]) -> Zygote | None:
+        """The processes become another part's by `take`, and this one is over. The zygote goes with them."""
+        progress = self.progress()
+        self._ending.set()
+        self.over = True
+        self.delivered.stop()
+        take()
+        self.cuts.close()
+        self.set_phase(Phase.ENDED)
+        self._conclude(AttendResult(Outcome.STOPPED, progress), keep=False)
+        zygote, self._zygote = self._zygote, None
+        return zygote
+
+    def inherit(self, zygote: Zygote | None) -> None:
+        """The part before is over, and this one has its processes."""
+        self._zygote, self._before = zygote, None
 
     # ------------------------------------------------------------------ looking at it
-
-    @property
-    def ranks(self) -> list[int]:
-        """Numbers of the local ranks."""
-        local = self.part.local_devices
-        return [rank for rank, device in enumerate(self.part.device_of_rank) if device in local]
 
     @property
     def phase(self) -> Phase:
@@ -259,7 +304,7 @@ class PartJob:
     @property
     def result(self) -> AttendResult | None:
         """How it ended, once it has."""
-        return self._result
+        return self._outcome.result
 
     def set_phase(self, phase: Phase) -> None:
         """Notes where it stands, and says so."""
@@ -273,21 +318,23 @@ class PartJob:
     def progress(self) -> Progress:
         """Step and device time."""
         generation = self.generation
-        step = min(generation.step()) if generation is not None else 0
+        if self._outcome.result is not None and not (generation and generation.ranks):  # a successor has them
+            return self._outcome.result.progress
+        step = min(generation.step(), default=0) if generation is not None else 0
         device_ms = int(self.delivered.ms * len(self.part.local_devices))
         return Progress(Step(step), device_ms, sharing=self._sharing.found)
 
     def status(self) -> PartStatus:
         """See `PartClient.status`."""
         generation = self.generation
-        if generation is not None and self._phase is Phase.RUNNING and self._result is None:
+        if generation is not None and self._phase is Phase.RUNNING and self._outcome.result is None:
             with self.try_operation() as free:  # a proxy that is stopping for a cut is left alone
                 if free:
                     self._sharing.look(generation)
         progress = self.progress()
         ranks = generation.ranks if generation is not None else []
         living = [rank for rank in ranks if rank.alive]
-        over = self._result is not None and self._phase is Phase.RUNNING
+        over = self._outcome.result is not None and self._phase is Phase.RUNNING
         return PartStatus(
             phase=Phase.ENDED if over else self._phase,
             epoch=self.part.epoch,
@@ -299,7 +346,7 @@ class PartJob:
             proxy_pids={device: proxy.pid for device, proxy in generation.proxies.items()} if generation else {},
             attached=bool(ranks) and all(rank.attached for rank in ranks),
             sharing=progress.sharing,
-            result=self._result,
+            result=self._outcome.result,
         )
 
     def states(self, counts: dict[int, dict[str, Any]]) -> tuple[RankState, ...]:
@@ -308,14 +355,17 @@ class PartJob:
 
     def wait(self, timeout_s: float) -> AttendResult | None:
         """The result as soon as there is one; None after `timeout_s` seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._result is not None, timeout_s)
-            return self._result
+        return self._outcome.wait(timeout_s)
 
     # ------------------------------------------------------------------ the end
 
     def end(self, grace_s: float) -> AttendResult:
-        """Ends everything. Idempotent; returns how the part had ended, or that it was stopped."""
+        """Ends everything. Idempotent; returns how the part had ended, or that it was stopped.
+
+        What a successor has ready to go on is the successor's.
+        """
+        if self.succession is not None:
+            self.succession.take()
         self._ending.set()
         self.over = True
         self.delivered.stop()
@@ -335,12 +385,12 @@ class PartJob:
             if self._zygote is not None:
                 self._zygote.close()
                 self._zygote = None
-            self._let_go_of_ports()
+            self._ports.let_go()
             self._conclude(AttendResult(Outcome.STOPPED, self.progress()))
         finally:
             self._operation.release()
-        assert self._result is not None
-        return self._result
+        assert self._outcome.result is not None
+        return self._outcome.result
 
     # ------------------------------------------------------------------ helpers
 
@@ -348,14 +398,14 @@ class PartJob:
     def operation(self, name: str) -> Iterator[None]:
         """One operation at a time, and none any more once the part is being ended or cannot be used."""
         with self._operation:
-            if self._ending.is_set():
-                raise RunError("the part is being ended.", code="run.ended")
             if self._failed is not None:
                 raise RunError(
                     f"'{name}' is too late: {self._failed.message}",
                     code=self._failed.code,
                     remedy="End the part; the job goes on in another epoch.",
                 )
+            if self._ending.is_set():
+                raise RunError("the part is being ended.", code="run.ended")
             yield
 
     @contextmanager
@@ -388,24 +438,11 @@ class PartJob:
             self.event("failed", reason=known.message)
             raise
 
-    def _let_go_of_ports(self) -> None:
-        for held in self._reserved:
-            held.close()
-        self._reserved = []
+    def _require_connected(self) -> None:
+        if self._phase is not Phase.CONNECTED or self._fresh:
+            raise RunError(f"a part that is {self._phase} cannot be restored.", code="run.order")
 
     def _live_generation(self) -> Generation:
         if self.generation is None:
             raise RunError("the part is not prepared.", code="run.order")
         return self.generation
-
-
-def restored_state(saved: RankState, counts: dict[str, Any]) -> RankState:
-    """State of a rank as it was saved, with its counts as they were loaded."""
-    loaded = {
-        comm.name: comm.model_copy(
-            update={"contributed": counts[comm.name]["contributed"], "completed": counts[comm.name]["completed"]}
-        )
-        for comm in saved.communicators
-        if comm.name in counts
-    }
-    return saved.model_copy(update={"communicators": tuple(loaded.values())})

@@ -73,6 +73,7 @@ class Fleet:
     limits: Limits = field(default_factory=Limits)
     nodes: list[Node] = field(default_factory=list)
     epoch: int = 0
+    running: int = 0  # the epoch that has the processes
     cut_number: int = 0
     parts: list[PartClient] = field(default_factory=list)
     specs: list[RunSpec] = field(default_factory=list)
@@ -86,12 +87,23 @@ class Fleet:
 
     # ------------------------------------------------------------------ bringing it up
 
-    def spawn(self, placement: Sequence[int], devices: Sequence[Sequence[int]], *, start: bool = True) -> None:
-        """Shims of the next epoch: `devices` lists those of each node. Without `start` somebody else starts them."""
+    def spawn(
+        self,
+        placement: Sequence[int],
+        devices: Sequence[Sequence[int]],
+        *,
+        start: bool = True,
+        kept: Sequence[PartClient] = (),
+    ) -> None:
+        """Parts of the next epoch: `devices` lists those of each node.
+
+        Without `start` somebody else starts their shims; `kept` are parts in whose shims they are.
+        """
         self.epoch += 1
         self.cut_number = 0
         self.placement = tuple(placement)
         self.parts, self.specs = [], []
+        shims = iter(kept)
         for node, local in zip(self.nodes, devices, strict=True):
             if not local:
                 continue
@@ -110,9 +122,13 @@ class Fleet:
                 base_dir=str(base),
                 part=part,
             )
-            if start:
+            layout = RunLayout.of_part(node.runs, self.job_id, self.epoch)
+            if kept:
+                layout = next(shims).layout
+                PartClient(layout, self.epoch).succeed(spec, self.running)
+            elif start:
                 PartClient.spawn(spec, self.build.root, node.runs, limits=self.limits)
-            client = PartClient(RunLayout.of_part(node.runs, self.job_id, self.epoch))
+            client = PartClient(layout, self.epoch)
             self.specs.append(spec)
             self.parts.append(client)
             self.all_parts.append(client)
@@ -126,6 +142,7 @@ class Fleet:
         endpoints = [endpoint for each in found for endpoint in each]
         token = secrets.token_hex(16)
         self.each(lambda part: part.connect(endpoints, token))
+        self.running = self.epoch if fresh else self.running
 
     def start(self, placement: Sequence[int] = (0, 1), devices: Sequence[Sequence[int]] = ((0,), (1,))) -> None:
         self.spawn(placement, devices)
@@ -142,8 +159,22 @@ class Fleet:
         self.connect(fresh=False)
         return self.each(lambda part: part.restore(checkpoints[min(ranks_of(part))]))
 
+    def keep(self, placement: Sequence[int], devices: Sequence[Sequence[int]]) -> list[RestoreResult]:
+        """Makes the next epoch from the processes of this one; the ranks stand still."""
+        goal = self.stop()
+        before, cut = self.parts, self.cut_number
+        self.each(lambda part: part.finish(cut, goal))
+        self.spawn(placement, devices, kept=before)
+        self.connect(fresh=False)
+        return self.each(lambda part: part.keep(cut))
+
     def go(self) -> None:
         self.each(lambda part: part.go())
+        self.running = self.epoch
+
+    def pids(self) -> dict[int, int]:
+        """Of all ranks that live."""
+        return {rank: pid for status in self.statuses() for rank, pid in status.rank_pids.items()}
 
     # ------------------------------------------------------------------ cuts
 

@@ -213,6 +213,11 @@ class FakeNode:
         what = "transfer.ahead" if request.ahead else "transfer.last"
         self._meet(request.job, request.epoch, "transfer", what, sees=False)
         assert request.checkpoint in self.checkpoints
+        if request.keeps:
+            self.troubles.meet("transfer.keeps")
+            assert request.placement is not None
+            self._before(request.job, request.epoch, request.placement.ranks_at(self.id))
+            return TransferResult(0, 0)
         self.here.add(request.checkpoint)
         return TransferResult(1, 100, {"pull": 1.0})
 
@@ -220,11 +225,18 @@ class FakeNode:
         self._meet(request.job, request.epoch, "restore", sees=not request.beside)
         if (request.job, request.epoch) in self.void:
             raise ErgoError("The epoch was called off.", code=RuntimeCode.UNKNOWN)
-        assert request.checkpoint in self.here, "a restore of what has not been brought"
-        steps = self.checkpoints[request.checkpoint]
         ranks = request.placement.ranks_at(self.id)
         world = request.placement.world_size
-        part = FakePart(request.epoch, ranks, world, step=min(steps[rank] for rank in ranks))
+        if request.cut:
+            self.troubles.meet("restore.kept")
+            before = self._before(request.job, request.epoch, ranks)
+            assert before.held and before.outcome is None, "processes of ranks that run are not kept"
+            step = before.step
+        else:
+            assert request.checkpoint in self.here, "a restore of what has not been brought"
+            steps = self.checkpoints[request.checkpoint]
+            step = min(steps[rank] for rank in ranks)
+        part = FakePart(request.epoch, ranks, world, step=step)
         part.held = part.paused_by_restore = True
         self.parts[request.job, request.epoch] = part
         return RestoreResult(self._states(part), {"load": 3.0})
@@ -267,6 +279,13 @@ class FakeNode:
         for (other, old), part in self.parts.items():
             if other == job and old < epoch:
                 part.outcome = part.outcome or Outcome.STOPPED
+
+    def _before(self, job: JobId, epoch: Epoch, ranks: tuple[int, ...]) -> FakePart:
+        """The part whose processes that of an epoch keeps."""
+        part = max((part for (name, e), part in self.parts.items() if name == job and e < epoch and not part.stopped),
+                   key=lambda part: part.epoch)  # fmt: skip
+        assert part.ranks == ranks, "every rank stays"
+        return part
 
     def _part(self, job: JobId, epoch: Epoch) -> FakePart:
         part = self.parts.get((job, epoch))
