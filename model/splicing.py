@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from model.errors import ModelError
@@ -85,6 +85,12 @@ def parallelism(states: Iterable[RankState]) -> Parallelism:
         tuple(max(state.peak_bytes, state.device_bytes) for state in ranks),
         tuple(state.gradient_bytes for state in ranks),
     )
+
+
+def measured_again(found: Parallelism, states: Iterable[RankState]) -> Parallelism:
+    """The same, with the memory that ranks have had by another cut, which need not say what they hold."""
+    now = parallelism(states)
+    return replace(found, peaks=now.peaks, gradients=now.gradients) if now.world_size == found.world_size else found
 
 
 def widths(world_size: int, least: int = 1, most: int = 0) -> tuple[int, ...]:

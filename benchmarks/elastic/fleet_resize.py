@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.elastic.resize import WIDTHS
 from benchmarks.harness import BenchmarkError, Condition, Context, Figure, benchmark
 from benchmarks.machine import ROOT
+from model.units import counted
 
 _STEPS_BETWEEN = 5
 _DEADLINE_S = 300.0
@@ -24,30 +25,51 @@ _DEADLINE_S = 300.0
 
 @benchmark("elastic.resize_downtime.fleet.char_gpt")
 def char_gpt(context: Context) -> Iterator[Figure]:
-    """How long no rank ran, as `ergo show` tells; the scheduler's and the workflow's part of it included."""
-    yield from _resizes(context, "char_gpt")
+    """How long no rank ran, as `ergo show` tells; the scheduler's and the workflow's part of it included.
+
+    On two nodes of two devices: from four devices to two and back, two of the ranks change their node.
+    """
+    yield from _resizes(context, "fleet", "char_gpt", nodes=2)
 
 
 @benchmark("elastic.resize_downtime.fleet.digits_cnn")
 def digits_cnn(context: Context) -> Iterator[Figure]:
     """The same of ranks with two loader processes each."""
-    yield from _resizes(context, "digits_cnn")
+    yield from _resizes(context, "fleet", "digits_cnn", nodes=2)
 
 
-def _resizes(context: Context, example: str) -> Iterator[Figure]:
+@benchmark("elastic.resize_downtime.node.char_gpt")
+def char_gpt_on_a_node(context: Context) -> Iterator[Figure]:
+    """The same on one node of four devices: processes are kept."""
+    yield from _resizes(context, "node", "char_gpt", nodes=1)
+
+
+@benchmark("elastic.resize_downtime.node.digits_cnn")
+def digits_cnn_on_a_node(context: Context) -> Iterator[Figure]:
+    """The same of ranks with two loader processes each."""
+    yield from _resizes(context, "node", "digits_cnn", nodes=1)
+
+
+@benchmark("elastic.resize_downtime.node.mlp_sgd")
+def mlp_sgd_on_a_node(context: Context) -> Iterator[Figure]:
+    """The same of the smallest example."""
+    yield from _resizes(context, "node", "mlp_sgd", nodes=1)
+
+
+def _resizes(context: Context, where: str, example: str, nodes: int) -> Iterator[Figure]:
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     directory = context.directory()
     try:
-        _ergo(directory, "up", "--nodes", "2", "--devices", "2")
+        _ergo(directory, "up", "--nodes", str(nodes), "--devices", str(WIDTHS[0] // nodes))
         for number in range(context.repeat):
-            context.say(f"{example} in a fleet: {' -> '.join(map(str, WIDTHS))} devices")
+            context.say(f"{example} on {counted(nodes, 'node')}: {' -> '.join(map(str, WIDTHS))} devices")
             for (before, after), change in zip(pairwise(WIDTHS), _play(directory, example, number), strict=True):
                 found[f"{before}_to_{after}"].append(change)
     finally:
         _ergo(directory, "down", "--purge")
     for name, changes in found.items():
         yield Figure(
-            f"elastic.resize_downtime.fleet.{example}.{name}",
+            f"elastic.resize_downtime.{where}.{example}.{name}",
             "s",
             [change["down_ms"] / 1e3 for change in changes],
             Condition("<", 2),

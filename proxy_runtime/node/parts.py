@@ -136,10 +136,23 @@ class Part:
             return AttendResult(Outcome.STOPPED, self._progress)
         return result or AttendResult(Outcome.LOST, self._progress)
 
-    def go(self) -> None:
-        """Lets the ranks run, where they are paused."""
-        if self.look().phase is Phase.PAUSED:
-            self.client.go()
+    def go(self) -> bool:
+        """Lets the ranks run, where they are paused. False where they never will.
+
+        Raises:
+            RunError: `run.shim-gone`, or the shim did not answer in time.
+        """
+        try:
+            if self.look().phase is Phase.PAUSED:
+                self.client.go()
+        except RunError as error:
+            if error.code in (GONE, RuntimeCode.DEADLINE):
+                raise
+            _log.error(
+                "a part that was restored does not run", job=str(self.job), epoch=int(self.epoch), error=str(error)
+            )
+            return False
+        return True
 
     def freeze(self, frozen: bool) -> None:
         """Stops the processes of all ranks, or lets them go on; proxies stand still without them."""

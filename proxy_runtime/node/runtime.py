@@ -114,8 +114,8 @@ class LocalNodeRuntime:
                     if self._ledger.epochs(job).over(epoch):
                         return AttendResult(Outcome.STOPPED, _NOTHING)
                     raise
-            elif request.start == "restored" and part.client.alive:
-                part.go()
+            elif request.start == "restored" and part.client.alive and not part.go():
+                return AttendResult(Outcome.LOST, part.progress)
             return part.follow(report)
 
     def barrier(self, request: BarrierInput) -> BarrierResult:

@@ -53,7 +53,8 @@ class Reattachment:
         return counts
 
     def take(self) -> None:
-        """What the old generation had besides its proxies is the fresh one's from here on."""
+        """What the old generation had is the fresh one's from here on; its proxies are ended."""
+        clock = time.perf_counter()
         old, fresh = self._old, self._fresh
         kept = {id(rank) for rank in fresh.ranks}
         for rank in old.ranks:
@@ -61,11 +62,13 @@ class Reattachment:
                 rank.ring.close()
         fresh.volume, fresh.claimants = old.volume, old.claimants
         old.volume, old.claimants, old.ranks = None, Claimants(), []
+        ending, old.proxies = old.proxies, {}  # by nobody else: whoever ends the old generation may come at any moment
+        in_parallel([proxy.kill for proxy in ending.values()])
+        self._note(clock)
 
     def go(self) -> None:
-        """Ends the old proxies, which must not wait beside the new ones, and lets these execute."""
+        """Lets the fresh proxies execute, as the old ones do not wait beside them any more."""
         clock = time.perf_counter()
-        in_parallel([proxy.kill for proxy in self._old.proxies.values()])
         self._fresh.start()
         for rank in self._fresh.ranks:
             if rank.ring is not None:

@@ -12,6 +12,7 @@ from temporalio import workflow
 
 from model.control import CheckpointView
 from model.ids import NodeId, Step
+from model.manifest import RankState
 from model.names import Activity
 from model.runtime import (
     BarrierInput,
@@ -97,14 +98,20 @@ async def take(job: Job, kind: Literal["live", "full"]) -> CutResult:
         return await _take(job, kind, nodes, began)
 
 
-async def hold(job: Job) -> HeldCut:
+async def hold(job: Job, check: Callable[[list[RankState]], None]) -> HeldCut:
     """Stops the ranks at a cut and writes nothing.
+
+    Args:
+        job: the job.
+        check: raises OperationFailed where it should rather run on, by where the ranks stand and what they have.
 
     Raises:
         OperationFailed: nothing has changed, and the ranks have been told to go on.
     """
     async with _cut(job) as nodes:
-        return (await _stand(job, "resize", nodes)).held
+        stand = await _stand(job, "resize", nodes)
+        check([rank for result in stand.finished for rank in result.ranks])
+        return stand.held
 
 
 @asynccontextmanager

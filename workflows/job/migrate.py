@@ -15,10 +15,11 @@ from model.control import Directive
 from model.errors import ModelError
 from model.ids import CheckpointId, NodeId
 from model.job_state import JobPhase
+from model.manifest import RankState
 from model.placement import Placement, check_placement
 from model.requests import OperationResult
 from model.runtime import RuntimeCode
-from model.splicing import check_fit, check_width, placed
+from model.splicing import check_fit, check_width, measured_again, placed
 from model.units import counted
 from workflows.job import answers, checkpoint, parts, start
 from workflows.job.core import Job, Request, placement_of
@@ -51,7 +52,8 @@ async def prepare_resize(job: Job, request: Request) -> None:
         request.result = OperationResult(job.state.phase, kept, job.state.checkpoint)
         return
     job.operation = "resize: look at how the ranks hang together"
-    await _measured(job)
+    if not _known(job):
+        await _measured(job)
     check_resize(job, request.width)
     job.moving, job.state.move = request, MoveRequest(request.id, "", request.width)
     job.dirty = True
@@ -90,11 +92,7 @@ async def migrate(job: Job, directive: Directive) -> None:
     if source is None:
         raise OperationFailed("The job holds no devices.", code="job.not-placed")
     _check(job, source, directive)
-    measured = None
-    if resizes:
-        measured = await _measured(job)
-        check_resize(job, len(directive.devices))
-    ready = await _make_ready(job, source, directive, measured)
+    ready = await _make_ready(job, source, directive)
     target, torn = ready.target, ready.torn
     job.transition(JobPhase.RESIZING if resizes else JobPhase.MOVING, directive.reason)
     not_done = "It was not resized" if resizes else "It was not moved"
@@ -155,21 +153,29 @@ class _Ready:
     keeps: bool = False
 
 
-async def _make_ready(job: Job, source: Placement, directive: Directive, measured: CheckpointId | None) -> _Ready:
+async def _make_ready(job: Job, source: Placement, directive: Directive) -> _Ready:
     """All that can be done before the ranks stop: they stand for what changes meanwhile only."""
-    job.operation = f"{directive.action}: {'copy ahead' if measured is None else 'make ready'}"
-    target = placement_of(job, directive, await start.allocate(job))
-    if _all_stay(job, source, target) and workflow.patched("keep-processes"):
+    resizes = directive.action == "resize"
+    if _all_stay(job, source, placement_of(job, directive, job.state.epoch.next)) and _patched():
+        saved = (job.state.checkpoint if _known(job) else None) or await _measured(job)
+        if resizes:
+            check_resize(job, len(directive.devices))
+        job.operation = f"{directive.action}: make ready"
+        target = placement_of(job, directive, await start.allocate(job))
         try:
-            ahead = measured or await _measured(job)
-            await start.bring(job, target, ahead, (), checkpoint.Clock(), ahead=True, keeps=True)
-            return _Ready(target, ahead, overlap=target.nodes, keeps=True)
+            await start.bring(job, target, saved, (), checkpoint.Clock(), ahead=True, keeps=True)
+            return _Ready(target, saved, overlap=target.nodes, keeps=True)
         except OperationFailed as error:
             await _clean(job, source, target, (), error)
             if error.code != RuntimeCode.UNSUITABLE:
                 raise
             job.note("processes not kept", error.message)
-            target = placement_of(job, directive, await start.allocate(job))
+    measured = None
+    if resizes:
+        measured = await _measured(job)
+        check_resize(job, len(directive.devices))
+    job.operation = f"{directive.action}: copy ahead"
+    target = placement_of(job, directive, await start.allocate(job))
     overlap = tuple(node for node in target.nodes if node in source.nodes)
     torn = overlap if overlap and not workflow.patched("beside") else ()
     try:
@@ -192,7 +198,7 @@ def _all_stay(job: Job, source: Placement, target: Placement) -> bool:
 async def _stop(job: Job, ready: _Ready) -> tuple[datetime, checkpoint.Clock, CheckpointId]:
     """The ranks stand: since when, what took how long, and the checkpoint that the target goes on from."""
     if ready.keeps:
-        held = await checkpoint.hold(job)
+        held = await checkpoint.hold(job, lambda states: _check_again(job, ready.target, states))
         return held.stopped_at, held.clock, ready.ahead
     cut = await checkpoint.take(job, "full")
     clock = checkpoint.Clock()
@@ -210,6 +216,27 @@ def _check(job: Job, source: Placement, directive: Directive) -> None:
             raise OperationFailed(f"The job runs on {counted(source.width, 'device')} already.", code="job.same-width")
     elif source.devices == directive.devices:
         raise OperationFailed("The job is there already.", code="job.same-device")
+
+
+def _patched() -> bool:
+    return workflow.patched("keep-processes")
+
+
+def _known(job: Job) -> bool:
+    """Whether a resize needs no checkpoint first: it is known who the replicas are, and what has been saved is whole.
+
+    How much memory they have is asked when they stand; ranks that had nothing in common may have been cut at a bad
+    moment.
+    """
+    state = job.state
+    saved = state.checkpoint is not None and state.checkpoint not in state.damaged
+    return saved and state.parallelism is not None and state.parallelism.copies > 1 and _patched()
+
+
+def _check_again(job: Job, target: Placement, states: list[RankState]) -> None:
+    if job.state.parallelism is not None and target.width < job.width:
+        job.state.parallelism = measured_again(job.state.parallelism, states)
+        check_resize(job, target.width)
 
 
 async def _measured(job: Job) -> CheckpointId:

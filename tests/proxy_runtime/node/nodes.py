@@ -191,7 +191,7 @@ class Driver:
         return self.machines[0].runtime.checkpoint(commit)
 
     def transfer(
-        self, checkpoint: CheckpointId, sources: Sequence[NodeId] = (), *, ahead: bool = False
+        self, checkpoint: CheckpointId, sources: Sequence[NodeId] = (), *, ahead: bool = False, keeps: bool = False
     ) -> list[TransferResult]:
         def one(machine: Machine) -> TransferResult:
             assert self.placement is not None
@@ -207,20 +207,39 @@ class Driver:
                     ranks=self.placement.ranks_at(machine.node),
                     spec=self.spec if ahead else None,
                     placement=self.placement if ahead else None,
+                    keeps=keeps,
                 )
             )
 
         return self.each(one)
 
-    def restore(self, checkpoint: CheckpointId, *, beside: bool = False) -> list[RestoreResult]:
+    def restore(self, checkpoint: CheckpointId, *, beside: bool = False, cut: int = 0) -> list[RestoreResult]:
         def one(machine: Machine) -> RestoreResult:
             assert self.placement is not None
             request = RestoreInput(
-                self.job, self.epoch, machine.node, self.spec, self.placement, checkpoint, 120.0, beside=beside
+                self.job, self.epoch, machine.node, self.spec, self.placement, checkpoint, 120.0, beside=beside, cut=cut
             )
             return machine.runtime.restore(request)
 
         return self.each(one)
+
+    def keep(self, *places: tuple[Machine, int]) -> tuple[Epoch, list[Machine], int]:
+        """Gives the processes of this epoch to the next one, made ready ahead; what is to be gone back to."""
+        nothing = CheckpointId("ck-" + "0" * 40)
+        before, placement = (self.epoch, self.machines, self.cut + 1), self.placement
+        self.next_epoch(*places, advance=False)
+        after, fresh = (self.epoch, self.machines), self.placement
+        self.transfer(nothing, ahead=True, keeps=True)
+        self.epoch, self.machines, self.cut, self.placement = before[0], before[1], before[2] - 1, placement
+        self.barrier()
+        self.epoch, self.machines, self.cut, self.placement = *after, 0, fresh
+        self.restore(nothing, beside=True, cut=before[2])
+        return before
+
+    def pids(self) -> dict[int, int]:
+        """Of the ranks on all nodes."""
+        parts = [machine.runtime.parts.get(self.job, self.epoch) for machine in self.machines]
+        return {rank: pid for part in parts if part for rank, pid in part.client.status().rank_pids.items()}
 
     def resume(self) -> None:
         self.each(lambda m: m.runtime.barrier(BarrierInput(self.job, self.epoch, self.cut, "resume", 60.0)))
