@@ -22,6 +22,7 @@ from temporalio.testing import WorkflowEnvironment
 
 from infra.converter import DATA_CONVERTER
 from infra.temporal import binary
+from model.ids import DeviceId
 from model.names import Signal, Update
 from model.requests import (
     MigrateRequest,
@@ -141,6 +142,33 @@ async def resized(fleet: Fleet) -> Handle:
     return job
 
 
+async def kept(fleet: Fleet) -> Handle:
+    """Every rank stays on its node: a resize that fails, one that cannot keep processes, one that does, a move back."""
+    job = await fleet.submit(ranks=4, job="kept")
+    devices = [node.device(index) for node in fleet.nodes[:2] for index in range(2)]
+    await job.run_on(*devices)
+
+    async def to(width: int, *on: DeviceId) -> None:
+        before = {notice.request for notice in fleet.notices}
+        request = ResizeRequest(width, wait=True)
+        asked = await job.workflow.start_update(Update.RESIZE, request, wait_for_stage=WorkflowUpdateStage.ACCEPTED)
+        notice = await job.notice(lambda notice: notice.wants == "resize" and notice.request not in before)
+        await job.direct("resize", *on, request=notice.request, ranks=4)
+        await asked.result()
+
+    fleet.troubles.want("restore.kept", "device-proxy.gone", times=4)
+    with contextlib.suppress(Exception):
+        await to(2, devices[0], devices[2])
+    fleet.troubles.none()
+    fleet.troubles.want("transfer.keeps", RuntimeCode.UNSUITABLE, times=1)
+    await to(2, devices[0], devices[2])
+    await to(4, *devices)
+    await to(2, devices[1], devices[3])
+    await job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    return job
+
+
 async def lost_in_a_cut(fleet: Fleet) -> Handle:
     """A rank dies while another node is held for a cut; of a script without steps, whose checkpoints are progress."""
     job = await fleet.submit(ranks=2, job="lost-in-a-cut", retries={"no_progress": 1})
@@ -211,6 +239,7 @@ SCENARIOS: dict[str, Callable[[Fleet], Awaitable[Handle]]] = {
     "failure": failure,
     "renewed": renewed,
     "resized": resized,
+    "kept": kept,
     "cold-update": cold_update,
     "updates-at-once": updates_at_once,
     "lost-in-a-cut": lost_in_a_cut,
