@@ -31,7 +31,7 @@ from model.placement import Placement
 from model.records import NodeRecord
 from model.runtime import AttendInput, AttendResult, Outcome
 from proxy_runtime.home import ergo_home
-from proxy_runtime.node.runtime import START_S
+from proxy_runtime.node.starting import START_S
 from proxy_runtime.shim import remains
 from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.part_client import PartClient
