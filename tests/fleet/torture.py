@@ -248,7 +248,8 @@ class Torture:
                 elif kind == "proxy":
                     found += [p for zygote in zygotes for p in zygote.children()]
                 else:
-                    found += [p for p in shim.children(recursive=True) if "char_gpt.py" in " ".join(p.cmdline())]
+                    keepers = [p for p in shim.children(recursive=True) if "--keeper" in p.cmdline()]
+                    found += [p for keeper in keepers for p in keeper.children()]
         return found
 
     def of_node(self, name: str) -> list[psutil.Process]:
