@@ -86,6 +86,7 @@ py::dict splice_dict(const splice::Counters& c) {
   result["copies"] = c.copies;
   result["copied_bytes"] = c.copied_bytes;
   result["merged_bytes"] = c.merged_bytes;
+  result["set_aside_bytes"] = c.set_aside_bytes;
   result["timeouts"] = c.timeouts;
   result["parks"] = c.parks;
   result["lockstep_runs"] = c.lockstep_runs;

@@ -122,9 +122,11 @@ bool RankServer::ready() const {
   return !blocked_ || (awaits_store_ ? store_reply_.has_value() : blocked_at_ != state_.completions);
 }
 
-void RankServer::free_ahead() {
-  ring_.free_ahead(
-      looked_at_,
+Message RankServer::free_ahead(bool to_the_end) {
+  // What it named before this wait may have been all that was in the way.
+  if (std::exchange(looked_before_, state_.messages + 1) != state_.messages + 1) looked_at_ = 0;
+  return ring_.free_ahead(
+      looked_at_, to_the_end,
       [this](uint64_t handle) {
         if (!state_.storages.contains(handle)) return false;
         const PhysicalStorage& storage = *state_.storages.find(handle);

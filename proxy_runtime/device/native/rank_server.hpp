@@ -48,7 +48,9 @@ class RankServer {
   bool ready() const;
   // While it waits: gives up large storages that are its own and that its queue gives up, if nothing before that names
   // them. When their turn comes they are gone already, which is no error.
-  void free_ahead();
+  // It looks as far as the next collective, behind which the rank waits again, or to the end of the queue. Returns the
+  // type of the last message that it has looked at.
+  Message free_ahead(bool to_the_end);
   void deliver_store_reply(std::string reply);
   // What its host did last was to ask for something that had not come, or for something in the store: it asks again
   // and again, and does nothing else until others have gone on.
@@ -107,9 +109,10 @@ class RankServer {
   bool blocked_ = false, awaits_store_ = false;
   Asks asks_ = Asks::Nothing;
   uint64_t questions_ = 0;
-  uint64_t blocked_at_ = 0;  // state_.completions when it blocked
-  uint64_t looked_at_ = 0;   // where free_ahead() has got to in the queue
-  uint64_t stands_at_ = 0;   // the message at which it did, from 1
+  uint64_t blocked_at_ = 0;     // state_.completions when it blocked
+  uint64_t looked_at_ = 0;      // where free_ahead() has got to in the queue,
+  uint64_t looked_before_ = 0;  // and before which message, from 1
+  uint64_t stands_at_ = 0;      // the message at which it did, from 1
   std::chrono::steady_clock::time_point stands_since_;
   std::optional<std::string> store_reply_;
   std::string failure_;

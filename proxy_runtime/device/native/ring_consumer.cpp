@@ -72,23 +72,27 @@ bool RingConsumer::names(uint64_t from, uint64_t to, uint64_t word) const {
   return false;
 }
 
-void RingConsumer::free_ahead(uint64_t& seen, const std::function<bool(uint64_t)>& wanted,
-                              const std::function<void(uint64_t)>& release) const {
+Message RingConsumer::free_ahead(uint64_t& seen, bool to_the_end, const std::function<bool(uint64_t)>& wanted,
+                                 const std::function<void(uint64_t)>& release) {
   const uint64_t head = header().head.load(std::memory_order_acquire);
-  if (head - tail_ > ring_.ring_bytes()) return;  // peek says what is wrong with it
+  if (head - tail_ > ring_.ring_bytes()) return Message::Pad;  // peek says what is wrong with it
   seen = std::max(seen, tail_);
   while (seen < head) {
     const char* at = ring_.ring() + (seen & (ring_.ring_bytes() - 1));
     MessageHeader h;
     std::memcpy(&h, at, sizeof h);
-    if (h.length < sizeof h || h.length % 8 != 0 || h.length > head - seen) return;
-    if (static_cast<Message>(h.type) == Message::Free && h.length == 2 * sizeof(uint64_t)) {
+    if (h.length < sizeof h || h.length % 8 != 0 || h.length > head - seen) return Message::Pad;
+    const auto type = static_cast<Message>(h.type);
+    if (type == Message::Collective && seen != tail_ && !to_the_end) return type;
+    if (type == Message::Free && h.length == 2 * sizeof(uint64_t)) {
       uint64_t handle = 0;
       std::memcpy(&handle, at + sizeof h, sizeof handle);
       if (wanted(handle) && !names(tail_, seen, handle)) release(handle);
     }
+    if (type != Message::Pad) last_ = type;
     seen += h.length;
   }
+  return last_;
 }
 
 std::optional<MessageView> RingConsumer::peek() {

@@ -36,9 +36,10 @@ class RingConsumer {
   // Whether a message of this type is in the queue.
   bool holds(Message type) const;
   // Calls `release` for every handle that a Free message from position `seen` on gives up, if it is `wanted` and no
-  // message before that one names it. `seen` moves on to the end of the queue.
-  void free_ahead(uint64_t& seen, const std::function<bool(uint64_t)>& wanted,
-                  const std::function<void(uint64_t)>& release) const;
+  // message before that one names it. `seen` moves on to the end of the queue, or only to the next collective that is
+  // not at its head. Returns the type of the last message that it has come to.
+  Message free_ahead(uint64_t& seen, bool to_the_end, const std::function<bool(uint64_t)>& wanted,
+                     const std::function<void(uint64_t)>& release);
   // After the message has been executed: the only thing that moves the tail.
   void advance(const MessageView& message);
   // Skips what lies before a position; false: there is nothing. Wakes the producer.
@@ -70,6 +71,7 @@ class RingConsumer {
   void wake_producer();
   RingMapping ring_;
   uint64_t tail_;
+  Message last_ = Message::Pad;  // that free_ahead() has seen
   uint64_t head_;  // as last seen: looked at again when all before it is executed, as each look delays the rank
 };
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../buffer.hpp"
 #include "value_number.hpp"
 
 namespace ergo::device::splice {
@@ -26,6 +27,7 @@ struct Counters {
   uint64_t copies = 0;             // storages copied because a rank wrote to what others share
   uint64_t copied_bytes = 0;       // in those
   uint64_t merged_bytes = 0;       // of storages given up for an equal one
+  uint64_t set_aside_bytes = 0;    // moved to the host while their rank waited
   uint64_t timeouts = 0;           // waits for another rank that a time limit ended
   uint64_t parks = 0;              // waits before a write, for ranks that were expected to write the same
   uint64_t lockstep_runs = 0;      // times that all ranks of a group went on together
@@ -50,13 +52,15 @@ class Ledger;
 struct Entry {
   explicit Entry(Ledger& l) : ledger(l) {}
   Ledger& ledger;
-  bool published = false;    // found by its number
-  bool padded = false;       // its memory reaches to the next multiple of 64 bytes
-  bool hollow = false;       // has no bytes: nothing has been written to it yet, or a pending collective will be
-  uint32_t readers = 0;      // lazy copies that still lack bytes of it
-  uint64_t charged = 0;      // bytes
-  PhysicalPtr source;        // of a lazy copy: where `holes` are still to be read
-  std::vector<Range> holes;  // ascending
+  bool published = false;           // found by its number
+  bool padded = false;              // its memory reaches to the next multiple of 64 bytes
+  bool hollow = false;              // has no bytes: nothing has been written to it yet, or a pending collective will be
+  uint8_t left = 0;                 // how often it has been on the host
+  std::shared_ptr<Buffer> on_host;  // hollow: its bytes, until somebody uses it
+  uint32_t readers = 0;             // lazy copies that still lack bytes of it
+  uint64_t charged = 0;             // bytes
+  PhysicalPtr source;               // of a lazy copy: where `holes` are still to be read
+  std::vector<Range> holes;         // ascending
 };
 
 class Ledger {

@@ -69,6 +69,8 @@ struct Member {
   bool passed_over = false;             // its host was waited for in vain; until it goes on
   uint64_t pass = 0;                    // number of the message that runs, whatever the rules say
   bool verifies = false;                // the next call runs though its result is known, and both are compared
+  uint32_t learns = 0;                  // so many meetings from now on its steps have operators that were new
+  uint64_t set_aside_at = 0;            // number of the message at which what it has alone went to the host
   uint64_t met = 0;                     // number of the message at which it need not wait for its peers
   uint64_t position = 0;                // its calls so far; whoever meets has the same afterwards
   Slots unsynced = 0;                   // with whom it has issued collectives since it last met its peers

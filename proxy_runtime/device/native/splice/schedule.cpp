@@ -103,14 +103,12 @@ bool Schedule::advance_one(const std::function<bool()>& urgent, bool& waits) {
   const Slots next = next_in_tree();
   Seat* late = nullptr;  // the first of these whose queue is empty
   auto goes_on = [&](Seat& seat) {
+    if (!seat.member->lockstep && could_go_on(seat)) make_room();
     const Progress progress = advance(seat, urgent);
     if (progress == Progress::Did) {
       if (empty_ == &seat) end_wait_for_host(false);
       seat.member->passed_over = false;
       turn_to(seat.member->begun || seat.member->lockstep ? &seat : nullptr);
-      if (!seat.member->lockstep)
-        for (Seat& other : seats_)
-          if (other.member->hold == Hold::Sync || other.server->blocked()) other.server->free_ahead();
     }
     if (progress == Progress::Empty) {
       if (seat.member->begun) waits = wait_for_host(seat);
@@ -137,6 +135,22 @@ bool Schedule::advance_one(const std::function<bool()>& urgent, bool& waits) {
     if (waits) return false;
   }
   return false;
+}
+
+// A rank goes on alone: of those that wait for it nothing is kept on the device that needs not be there.
+void Schedule::make_room() {
+  for (Seat& seat : seats_) {
+    Member& member = *seat.member;
+    if (member.lockstep || seat.server->finished()) continue;
+    if (member.hold != Hold::Sync && !seat.server->blocked()) continue;
+    const Message last = seat.server->free_ahead(member.learns > 0);
+    // Its host stands still, too, and gives up nothing. In steps whose operators are known it may do so every time.
+    const bool stands_still = last == Message::Define || (is_synchronous(last) && member.learns > 0);
+    const uint64_t message = member.rank.messages + 1;
+    if (!stands_still || seat.server->awaits_store() || member.set_aside_at == message) continue;
+    member.set_aside_at = message;
+    splicer_.set_aside(member);
+  }
 }
 
 void Schedule::turn_to(Seat* seat) {

@@ -68,6 +68,7 @@ class Schedule {
   bool works_without_end();
   std::vector<Seat*> others_in_order(Slots next);
   bool could_go_on(const Seat& seat) const;
+  void make_room();
   Progress advance(Seat& seat, const std::function<bool()>& urgent);
   Progress advance(Group& group, const std::function<bool()>& urgent);
   bool run_together(std::vector<Seat*> seats);

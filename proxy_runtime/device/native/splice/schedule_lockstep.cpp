@@ -136,6 +136,7 @@ void Schedule::form(Slots members) {
     seat->member->waits_for = 0;
     seat->member->lockstep = true;
     seat->member->begun = false;
+    if (seat->member->learns > 0) seat->member->learns--;
   }
   groups_.push_back({members, std::nullopt});
   splicer_.counters().lockstep_runs++;

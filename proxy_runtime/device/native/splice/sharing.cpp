@@ -63,9 +63,23 @@ void Sharing::give_bytes(PhysicalStorage& storage) {
   c10::StorageImpl* impl = storage.storage.unsafeGetStorageImpl();
   // So many that a collective can take them as its packed input.
   impl->set_data_ptr_noswap(c10::GetAllocator(backend_.device().type())->allocate(align_up(impl->nbytes())));
+  if (const auto& bytes = storage.entry->on_host) backend_.write(storage.storage, 0, bytes->data(), bytes->size());
+  storage.entry->on_host.reset();
   storage.entry->hollow = false;
   ledger_.recharge(storage);
   storage.entry->padded = true;
+}
+
+void Sharing::set_aside(PhysicalStorage& storage) {
+  Entry& entry = ledger_.entry(storage);
+  auto bytes = Buffer::allocate(storage.storage.nbytes());
+  backend_.read(storage.storage, 0, bytes->data(), bytes->size());
+  storage.storage.unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(nullptr, backend_.device()));
+  counters_.set_aside_bytes += bytes->size();
+  entry.on_host = std::move(bytes);
+  entry.hollow = true;
+  entry.left++;
+  ledger_.recharge(storage);
 }
 
 void Sharing::materialise(PhysicalStorage& storage) {

@@ -25,6 +25,8 @@ class Sharing {
   // One that takes no memory before it is used.
   PhysicalPtr hollow(uint64_t bytes);
   PhysicalPtr fresh(uint64_t bytes);
+  // Its bytes are on the host until somebody uses it.
+  void set_aside(PhysicalStorage& storage);
 
  private:
   void give_bytes(PhysicalStorage& storage);

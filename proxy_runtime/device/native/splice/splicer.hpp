@@ -85,6 +85,8 @@ class Splicer {
                  const std::function<void(const CollectiveResult&)>& unpack);
   // Waiting before the call at the head of its queue was in vain.
   void never_again(Member& member);
+  // Its host stands still until others have come: what this rank has alone goes to the host, until it goes on.
+  void set_aside(Member& member);
   // All that this rank's dump will read has bytes.
   void settle(Member& member);
 

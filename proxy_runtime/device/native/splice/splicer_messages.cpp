@@ -11,6 +11,11 @@ namespace {
 // Ranks that go on together do not look at each other's smaller writes.
 constexpr uint64_t kDiffers = 1024;
 
+// Smaller storages stay where they are while their rank waits.
+constexpr uint64_t kWorthSettingAside = 1024;
+// A batch stops at two places of DDP's second step; what stays for longer is not worth moving time and again.
+constexpr uint8_t kMostLeft = 2;
+
 // Smaller updates are those of counters, scales and statistics.
 constexpr uint64_t kWorthNaming = 4096;
 
@@ -194,6 +199,16 @@ void Splicer::reset(Member& m) {
   m.hold = Hold::None;
   m.random = fresh_number();
   flags_set(m);
+}
+
+void Splicer::set_aside(Member& m) {
+  for (const auto& [handle, storage] : m.rank.storages) {
+    if (storage->storage.nbytes() < kWorthSettingAside || references(*storage) != 1) continue;
+    if (storage->pending || storage.use_count() != 1) continue;  // collectives read it
+    const Entry& entry = ledger_.entry(*storage);
+    if (!entry.hollow && !entry.source && entry.left < kMostLeft) sharing_.set_aside(*storage);
+  }
+  m.begun = false;
 }
 
 void Splicer::settle(Member& m) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -103,6 +104,30 @@ def test_who_has_got_what_it_waited_for_has_its_place_in_the_order_again(job: Ca
     assert counters(running)["peak_bytes"] < 7.5 * 4 * LARGE
 
 
+def test_what_a_rank_has_alone_is_on_the_host_while_that_stands_still(job: Callable[..., Any]) -> None:
+    """As in a job's first steps, where a host stops at every operator that it does not know."""
+    running = job([0] * 4)
+
+    def program(rank: Rank, index: int) -> list[float]:
+        rank.producer.write_floats(2, [1.0] * N)
+        batch = rank.next_handle
+        rank.next_handle += 1
+        rank.producer.write_floats(batch, [0.5 * index] * LARGE)
+        rank.run(sin(2, N), results=1)
+        rank.all_reduce(2, N)
+        rank.producer.read_floats(2, N)  # all stand here with a batch each
+        scores = rank.run(sin(batch, LARGE), results=1)
+        rank.all_reduce(2, N)
+        rank.producer.read_floats(2, N)  # and here with what has come of it
+        return rank.producer.read_floats(batch if index % 2 else scores, LARGE)
+
+    found = together(running.ranks, program)
+    for index, values in enumerate(found):
+        assert values == pytest.approx([0.5 * index if index % 2 else math.sin(0.5 * index)] * LARGE)
+    # What the last to come has, and what is read in the end; eight if all stayed where it is.
+    assert counters(running)["peak_bytes"] < 6.5 * 4 * LARGE
+
+
 def test_what_a_waiting_rank_gives_up_further_on_is_given_up_at_once(job: Callable[..., Any]) -> None:
     running = job([0, 0])
     first, second = (Rank(producer) for producer in running.ranks)
@@ -132,6 +157,37 @@ def test_what_a_waiting_rank_gives_up_further_on_is_given_up_at_once(job: Callab
     first.producer.sync()
     assert first.producer.take_error() is None
     assert running.proxies[0].stats()["ranks"]["0"]["bytes"] == 4 * N
+
+
+def test_so_is_what_a_host_that_is_ahead_has_given_up_behind_the_next_wait(job: Callable[..., Any]) -> None:
+    running = job([0, 0])
+    first, second = (Rank(producer) for producer in running.ranks)
+    for index, rank in enumerate((first, second)):
+        rank.producer.communicator(COMM, index, range(2))
+        rank.producer.write_floats(1, [1.0 + index] * N)
+        rank.run(mul_(1, 1, N))
+    second.producer.step(1)
+    for batch in (500, 600):
+        first.producer.write_floats(batch, [float(batch)] * LARGE)
+        first.all_reduce(1, N)
+        first.run(mul_(1, 1, N))  # it waits here, and has queued all that follows
+        first.producer.free(batch)
+
+    def gave_up() -> bool:
+        second.producer.write_floats(second.next_handle, [0.0])  # whenever another rank goes on
+        second.next_handle += 1
+        counted = running.proxies[0].stats()["ranks"]["0"]
+        # 4 messages, then 5 a batch, of which it waits at the fourth.
+        return (counted["bytes"], counted["messages"]) == (4 * N, 7 + 5 * steps)
+
+    for steps in range(2):
+        until(gave_up)
+        second.all_reduce(1, N)
+        second.run(mul_(1, 1, N))
+        second.run(sin(1, N), results=1)  # which the other does not
+        second.producer.step(2 + steps)
+    first.producer.sync()
+    assert first.producer.take_error() is None
 
 
 def test_each_rank_is_measured_as_if_it_were_alone(job: Callable[..., Any]) -> None:
