@@ -25,15 +25,18 @@ from pathlib import Path
 from typing import Any
 
 from model.splicing import widths
+from model.units import counted
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.job import Job
 from proxy_runtime.shim.spec import CutReport, CutRequest, contiguous_placement
 from tests.elastic.kinds import KINDS, Kind
 from tests.end_to_end.harness import Script, running
 
+COMPARED = {name for kind in KINDS.values() if kind.shares_less_than for name in (kind.name, kind.shares_less_than)}
 OBSERVED = Path(__file__).with_name("observed.py")
 DEADLINE_S = 300.0
-_LAST = 0.6  # of a job's steps, after which no resize is asked for
+_LAST = 0.6  # of a job's steps, after which no resize is asked for at random
+_MEASURED = 0.64, 0.84  # of a job's steps: where what ranks share is compared with what those of another kind do
 _APART = 4  # steps between two resizes, at least
 _PAUSE_S = 0.02  # within each step of the job that is resized
 
@@ -44,12 +47,14 @@ class Resize:
 
     Attributes:
         restored: the processes go on from a checkpoint, as in a fleet; else they stay.
+        awaited: the ranks wait for it at the end of that step, so that none of them is further.
     """
 
     step: int
     width: int
     anywhere: bool
     restored: bool
+    awaited: bool = False
 
 
 @dataclass(slots=True)
@@ -89,14 +94,34 @@ class Finding:
     @property
     def shared(self) -> float:
         """Which part of the ranks' calls another rank's run has served, of those on shared devices."""
-        counted = self.sharing
-        return counted.get("shared", 0) / max(1, counted.get("shared", 0) + counted.get("executed", 0))
+        found = self.sharing
+        return found.get("shared", 0) / max(1, found.get("shared", 0) + found.get("executed", 0))
+
+    @property
+    def incomparable(self) -> str:
+        """Why `shared_in_steps` says nothing; empty where it does."""
+        measured = self.cuts[-2:]
+        if [set(cut.steps) for cut in measured] != [{resize.step} for resize in self.plan[-2:]]:
+            return f"it was not cut at the end of steps {', '.join(str(resize.step) for resize in self.plan[-2:])}"
+        if fired := measured[-1].sharing.get("timeouts", 0):
+            return f"{counted(fired, 'time limit')} of waiting fired, and ended what its ranks did together"
+        return ""
+
+    @property
+    def shared_in_steps(self) -> float:
+        """As `shared`, but of whole steps, and of as many in each kind: see `planned`.
+
+        What is shared is the last part of each step. Of a stretch of some steps that begins and ends anywhere, a part
+        more or less makes a greater difference than there is between two kinds.
+        """
+        found = self.cuts[-1].sharing
+        return found["shared"] / (found["shared"] + found["executed"])
 
     @property
     def row(self) -> str:
-        counted = self.sharing
+        found = self.sharing
         path = "->".join(map(str, (self.kind.script.ranks, *(each.width for each in self.plan))))
-        numbers = " ".join(f"{name} {counted.get(name, 0)}" for name in ("executed", "copies", "timeouts", "verified"))
+        numbers = " ".join(f"{name} {found.get(name, 0)}" for name in ("executed", "copies", "timeouts", "verified"))
         return (
             f"{self.kind.name:28} world {self.kind.script.ranks} {path:14} {'equal' if self.equal else 'DIFFERENT':9} "
             f"shared {self.shared:6.1%} {numbers} {self.seconds:.0f} s"
@@ -104,7 +129,10 @@ class Finding:
 
 
 def planned(kind: Kind, seed: int, resizes: int = 0) -> list[Resize]:
-    """Widths that visit all there are and end at the first one, at random steps; by default no more than that takes."""
+    """Widths that visit all there are and end at the first one, at random steps; by default no more than that takes.
+
+    A kind that is compared with another is on one device for some whole steps more: see `Finding.shared_in_steps`.
+    """
     draw, world = random.Random(f"{seed} {kind.name}"), kind.script.ranks
     all_widths = widths(world)
     resizes = resizes or len(all_widths)
@@ -117,10 +145,16 @@ def planned(kind: Kind, seed: int, resizes: int = 0) -> list[Resize]:
     spare = int(kind.steps * _LAST) - _APART * resizes
     steps = [2 + _APART * n + each for n, each in enumerate(sorted(draw.choices(range(max(1, spare)), k=resizes)))]
     first = draw.random() < 0.5  # in turns: each kind knows both ways
-    return [
+    plan = [
         Resize(step, width, draw.random() < 0.5, restored=(n % 2 == 0) == first)
         for n, (step, width) in enumerate(zip(steps, path[1:], strict=True))
     ]
+    if kind.name in COMPARED:
+        begin, end = (
+            int(kind.steps * part) // 2 * 2 for part in _MEASURED
+        )  # even: an optimizer of its own has stepped
+        plan += [Resize(begin, 1, False, False, awaited=True), Resize(end, world, False, False, awaited=True)]
+    return plan
 
 
 def prove(kind: Kind, seed: int, scratch: Path, resizes: int = 0) -> Finding:
@@ -183,6 +217,7 @@ def _pace(kind: Kind, directory: Path, plan: list[Resize]) -> Iterator[tuple[str
     """Has ranks wait so that one resize is over before the next or the end is due, however slow the machine is."""
     if plan and kind.steps:
         until = [*(later.step - 2 for later in plan[1:]), kind.steps - 4]
+        until = [each.step if each.awaited else step for each, step in zip(plan, until, strict=True)]
         gates = [f"{step}:{_gate(directory, each)}" for step, each in zip(until, plan, strict=True)]
         yield "OBSERVED_GATES", ",".join(gates)
         yield "OBSERVED_PAUSE", str(_PAUSE_S)
@@ -239,10 +274,14 @@ def sharing_in_order(findings: dict[str, Finding]) -> list[str]:
     problems: list[str] = []
     for finding in findings.values():
         other = findings.get(finding.kind.shares_less_than)
-        if other is not None and not finding.shared < other.shared:
+        if other is None or not (finding.equal and other.equal):
+            continue
+        if why := finding.incomparable or other.incomparable:
+            problems.append(f"{finding.kind.name} cannot be compared with {other.kind.name}: {why}.")
+        elif not (mine := finding.shared_in_steps) < (others := other.shared_in_steps):
             problems.append(
-                f"{finding.kind.name}: its ranks diverge, and {finding.shared:.1%} of the calls were shared, of "
-                f"{other.kind.name} {other.shared:.1%}."
+                f"{finding.kind.name}: its ranks diverge, and {mine:.2%} of the calls were shared, of "
+                f"{other.kind.name} {others:.2%}."
             )
     return problems
 
@@ -269,6 +308,8 @@ def main() -> int:
 def _details(finding: Finding) -> list[str]:
     steps = [f"{'/'.join(map(str, sorted(set(cut.steps))))}" for cut in finding.cuts]
     lines = [f"at steps {', '.join(steps)}"] if steps else []
+    if finding.kind.name in COMPARED:
+        lines.append(finding.incomparable or f"{finding.shared_in_steps:.2%} shared in whole steps")
     lines += [f"{name}: {one} / {other}" for name, (one, other) in list(finding.different.items())[:12]]
     return lines + finding.problems
 

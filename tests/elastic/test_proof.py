@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from proxy_runtime.shim.spec import CutReport
 from tests.elastic.kinds import KINDS, QUICK
-from tests.elastic.proof import Finding, planned, prove, sharing_in_order
+from tests.elastic.proof import COMPARED, Finding, Resize, planned, prove, sharing_in_order
 from tests.end_to_end.harness import Script
 
 
@@ -42,6 +44,30 @@ def test_ranks_that_diverge_share_less(name: str, tmp_path: Path) -> None:
     assert not sharing_in_order({each: proved(each, tmp_path) for each in names})
 
 
+def measured(name: str, shared: int, *, steps: tuple[int, int] = (38, 50), timeouts: int = 0) -> Finding:
+    """Of a kind whose ranks have shared so many of 1,000 calls where that is measured."""
+    found = Finding(KINDS[name], 0, [Resize(38, 1, False, False), Resize(50, 2, False, False)])
+    counted = {"shared": shared, "executed": 1000 - shared, "timeouts": timeouts}
+    found.cuts = [CutReport(steps=[steps[0]] * 2), CutReport(steps=[steps[1]] * 2, sharing=counted)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shared", "how", "says"),
+    [
+        (117, {}, ""),
+        (118, {}, ": its ranks diverge, and 11.80% of the calls were shared, of clipping_2 11.80%."),
+        (9, {"steps": (38, 49)}, " cannot be compared with clipping_2: it was not cut at the end of steps 38, 50."),
+        (9, {"timeouts": 1}, " cannot be compared with clipping_2: 1 time limit of waiting fired, and "),
+    ],
+)
+def test_ranks_that_diverge_and_share_as_much_are_found(shared: int, how: dict[str, Any], says: str) -> None:
+    findings = [measured("clipping_2", 118), measured("own_work", shared, **how)]
+    found = sharing_in_order({each.kind.name: each for each in findings})
+    assert len(found) == bool(says)
+    assert not says or found[0].startswith(f"own_work{says}")
+
+
 def test_a_plan_visits_every_width_and_ends_at_the_first() -> None:
     for seed in range(20):
         for kind in KINDS.values():
@@ -49,6 +75,8 @@ def test_a_plan_visits_every_width_and_ends_at_the_first() -> None:
             assert {each.width for each in plan} == {width for width in range(1, world + 1) if world % width == 0}
             assert plan[-1].width == world
             assert not kind.steps or plan[-1].step < kind.steps - 4
+            assert [each.step for each in plan] == sorted({each.step for each in plan})
+            assert kind.name not in COMPARED or [each.width for each in plan[-2:]] == [1, world]
 
 
 @pytest.mark.slow
