@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,13 +18,11 @@ from temporalio import workflow
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError
-from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.fates import TemporalFates
 from activities.node import NodeActivities
 from infra.converter import DATA_CONVERTER
-from infra.temporal import binary
 from model.ids import DeviceId, Epoch, JobId, NodeId, Step
 from model.job_spec import parse_job_spec
 from model.placement import Placement
@@ -31,7 +30,6 @@ from model.runtime import AttendInput, AttendResult, Outcome, Progress, RuntimeC
 from proxy_runtime.errors import ErgoError
 
 NODE = NodeId("node-1", 1)
-QUEUE = "node-under-test"
 SPEC = parse_job_spec({"apiVersion": "ergosphere/v1", "argv": ["python", "x.py"]})
 DEADLINE_S = 30.0
 
@@ -55,7 +53,7 @@ class Probe:
             "attend",
             request,
             result_type=AttendResult,
-            task_queue=QUEUE,
+            task_queue=workflow.info().task_queue,
             heartbeat_timeout=timedelta(seconds=3),
             start_to_close_timeout=timedelta(minutes=10),
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
@@ -84,8 +82,9 @@ class Probe:
 
 @dataclass
 class ScriptedRuntime:
-    """Attends until told how it ends; remembers what it was asked."""
+    """Attends until told how it ends; remembers what it was asked. Has a queue of its own: all tests share a server."""
 
+    queue: str = field(default_factory=lambda: f"node-{secrets.token_hex(4)}")
     error: ErgoError | None = None
     attends: int = 0
     let_go: int = 0
@@ -116,12 +115,9 @@ class ScriptedRuntime:
         raise AssertionError(f"nobody was to call {name}")
 
 
-@pytest.fixture
-async def client() -> AsyncIterator[Client]:
-    async with await WorkflowEnvironment.start_local(
-        dev_server_existing_path=str(binary()), data_converter=DATA_CONVERTER
-    ) as environment:
-        yield environment.client
+@pytest.fixture(scope="module")
+async def client(temporal_server: str) -> Client:
+    return await Client.connect(temporal_server, data_converter=DATA_CONVERTER)
 
 
 @asynccontextmanager
@@ -131,20 +127,23 @@ async def agent(client: Client, runtime: ScriptedRuntime) -> AsyncIterator[Worke
     with ThreadPoolExecutor(8) as pool:
         worker = Worker(
             client,
-            task_queue=QUEUE,
+            task_queue=runtime.queue,
             activities=activities.all,
             workflows=[Probe],
             workflow_runner=UnsandboxedWorkflowRunner(),
             activity_executor=pool,
             max_heartbeat_throttle_interval=timedelta(milliseconds=200),
-            graceful_shutdown_timeout=timedelta(seconds=10),
+            graceful_shutdown_timeout=timedelta(seconds=1),
         )
         async with worker:
             yield worker
 
 
-async def start(client: Client, job: str) -> WorkflowHandle[Any, Any]:
-    return await client.start_workflow("Probe", attend_input(job), id=job, task_queue=QUEUE, result_type=AttendResult)
+async def start(client: Client, runtime: ScriptedRuntime, name: str) -> WorkflowHandle[Any, Any]:
+    job = f"{name}-{runtime.queue}"
+    return await client.start_workflow(
+        "Probe", attend_input(job), id=job, task_queue=runtime.queue, result_type=AttendResult
+    )
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
@@ -160,11 +159,12 @@ async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
 async def test_progress_travels_as_heartbeat_and_the_result_comes_back(client: Client) -> None:
     runtime = ScriptedRuntime()
     async with agent(client, runtime):
-        handle = await start(client, "job-a")
+        handle = await start(client, runtime, "job-a")
 
         async def told() -> bool:
             pending = (await handle.describe()).raw_description.pending_activities
-            details = [await client.data_converter.decode(p.heartbeat_details.payloads, [Progress]) for p in pending]
+            beats = [p.heartbeat_details.payloads for p in pending if p.heartbeat_details.payloads]
+            details = [await client.data_converter.decode(payloads, [Progress]) for payloads in beats]
             return any(found and found[0].loss == 0.5 for found in details)
 
         await until(told)
@@ -177,7 +177,7 @@ async def test_progress_travels_as_heartbeat_and_the_result_comes_back(client: C
 async def test_cancelled_by_the_workflow_it_lets_go_and_ends_nothing(client: Client) -> None:
     runtime = ScriptedRuntime()
     async with agent(client, runtime):
-        handle = await start(client, "job-b")
+        handle = await start(client, runtime, "job-b")
         await until(lambda: runtime.attends == 1)
         await handle.signal("cancel")
         assert await handle.result() is None
@@ -188,30 +188,30 @@ async def test_cancelled_by_the_workflow_it_lets_go_and_ends_nothing(client: Cli
 async def test_a_terminated_job_is_ended(client: Client) -> None:
     runtime = ScriptedRuntime()
     async with agent(client, runtime):
-        handle = await start(client, "job-c")
+        handle = await start(client, runtime, "job-c")
         await until(lambda: runtime.attends == 1)
         await handle.terminate("in the UI")
         await until(lambda: bool(runtime.stopped))
-    assert (runtime.stopped[0].job, runtime.stopped[0].epoch) == ("job-c", 1)
+    assert (runtime.stopped[0].job, runtime.stopped[0].epoch) == (handle.id, 1)
     assert "terminated" in runtime.stopped[0].reason
 
 
 async def test_a_job_that_goes_on_as_a_new_run_is_left_alone(client: Client) -> None:
     runtime = ScriptedRuntime()
     async with agent(client, runtime):
-        handle = await start(client, "job-d")
+        handle = await start(client, runtime, "job-d")
         await until(lambda: runtime.attends == 1)
         await handle.signal("renew")
         await until(lambda: runtime.attends == 2 and runtime.let_go == 1)
         assert not runtime.stopped
         runtime.ending.set()
-        assert (await client.get_workflow_handle("job-d", result_type=AttendResult).result()).outcome == "completed"
+        assert (await client.get_workflow_handle(handle.id, result_type=AttendResult).result()).outcome == "completed"
 
 
 async def test_an_agent_that_is_shut_down_lets_go_and_the_next_one_attends_again(client: Client) -> None:
     runtime = ScriptedRuntime()
     async with agent(client, runtime):
-        handle = await start(client, "job-e")
+        handle = await start(client, runtime, "job-e")
         await until(lambda: runtime.attends == 1)
     assert runtime.let_go == 1 and not runtime.stopped
     async with agent(client, runtime):
@@ -224,7 +224,7 @@ async def test_an_agent_that_is_shut_down_lets_go_and_the_next_one_attends_again
 async def test_an_error_that_trying_again_does_not_help_is_told_at_once(client: Client, code: RuntimeCode) -> None:
     runtime = ScriptedRuntime(error=ErgoError("It does not go.", code=code, remedy="Do something."))
     async with agent(client, runtime):
-        handle = await start(client, f"job-{code.replace('.', '-')}")
+        handle = await start(client, runtime, f"job-{code.replace('.', '-')}")
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
     cause = caught.value.cause.__cause__
@@ -236,7 +236,7 @@ async def test_an_error_that_trying_again_does_not_help_is_told_at_once(client: 
 async def test_any_other_error_is_tried_again(client: Client) -> None:
     runtime = ScriptedRuntime(error=ErgoError("The store is away.", code="store.unreachable"))
     async with agent(client, runtime):
-        handle = await start(client, "job-f")
+        handle = await start(client, runtime, "job-f")
         await until(lambda: runtime.attends >= 2)
         runtime.error = None
         runtime.ending.set()

@@ -6,32 +6,22 @@ import asyncio
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from temporalio.client import Client, WorkflowHandle
-from temporalio.common import SearchAttributeKey
-from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 from infra.converter import DATA_CONVERTER
-from model.names import JOB_TASK_QUEUE, SearchAttribute
+from model.names import JOB_TASK_QUEUE
 from tests.cli.job_double import JobDouble
+from tests.infra.fixtures import temporal_at
 
 ROOT = Path(__file__).resolve().parents[2]
-TEMPORAL = Path(sys.executable).with_name("temporal")
 DEADLINE_S = 60.0
-KEYS = [
-    *(
-        SearchAttributeKey.for_keyword(name)
-        for name in (SearchAttribute.TENANT, SearchAttribute.TIER, SearchAttribute.PHASE)
-    ),
-    *(SearchAttributeKey.for_int(name) for name in (SearchAttribute.EPOCH, SearchAttribute.WIDTH)),
-    SearchAttributeKey.for_keyword_list(SearchAttribute.NODES),
-]
 
 
 @dataclass(frozen=True)
@@ -68,17 +58,15 @@ class Ergo:
 
 
 @pytest.fixture(scope="session")
-async def temporal() -> AsyncIterator[WorkflowEnvironment]:
-    """A Temporal server with our search attributes."""
-    async with await WorkflowEnvironment.start_local(
-        dev_server_existing_path=str(TEMPORAL), data_converter=DATA_CONVERTER, search_attributes=KEYS
-    ) as environment:
-        yield environment
+def temporal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Temporal server for these tests alone: doubles of jobs have the queue that real ones have elsewhere."""
+    with temporal_at(tmp_path_factory.mktemp("temporal")) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")
-def client(temporal: WorkflowEnvironment) -> Client:
-    return temporal.client
+async def client(temporal: str) -> Client:
+    return await Client.connect(temporal, data_converter=DATA_CONVERTER)
 
 
 @pytest.fixture

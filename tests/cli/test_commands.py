@@ -18,7 +18,7 @@ from model.ids import Epoch, JobId, Step
 from model.names import Query
 from model.records import JobOnNode
 from scheduling.state import ClusterState, Finding
-from tests.cli.conftest import DEADLINE_S, KEYS
+from tests.cli.conftest import DEADLINE_S
 from tests.cli.samples import NODE_1, NODE_2, node, view
 
 
@@ -288,7 +288,3 @@ async def test_a_request_is_waited_for_until_ctrl_c(ergo, job, store):
 @pytest.mark.parametrize("arguments", [["ps", "--nonsense"], ["show"], ["migrate", "x"], ["ps", "-n", "0"]])
 async def test_wrong_usage(ergo, arguments):
     await ergo(*arguments, code=2)
-
-
-def test_all_search_attributes_are_there():
-    assert len(KEYS) == 6

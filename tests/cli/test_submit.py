@@ -6,9 +6,10 @@ import asyncio
 import json
 import re
 import signal
+from collections.abc import Iterator
 
 import pytest
-from temporalio.testing import WorkflowEnvironment
+from temporalio.client import Client
 from temporalio.worker import Worker
 
 from cli.fleet.submit import details, summary, too_few
@@ -16,9 +17,10 @@ from infra.converter import DATA_CONVERTER
 from model.job_spec import JobSpec, UploadedVolume, parse_job_spec
 from model.job_state import JobPhase
 from model.names import JOB_TASK_QUEUE
-from tests.cli.conftest import DEADLINE_S, KEYS, TEMPORAL
+from tests.cli.conftest import DEADLINE_S
 from tests.cli.job_double import JobDouble
 from tests.cli.samples import NODE_1, node, view
+from tests.infra.fixtures import Server, new_temporal
 
 SECRET = "not-to-be-seen"
 
@@ -227,17 +229,24 @@ async def test_a_job_that_is_terminated_from_outside(ergo, client, project, work
     assert "was terminated in Temporal" in err.decode()
 
 
-async def test_a_server_that_goes_away_is_waited_for(ergo, project):
-    async with await WorkflowEnvironment.start_local(
-        dev_server_existing_path=str(TEMPORAL), data_converter=DATA_CONVERTER, search_attributes=KEYS
-    ) as own:
-        ergo.env["TEMPORAL_ADDRESS"] = own.client.service_client.config.target_host
-        async with Worker(own.client, task_queue=JOB_TASK_QUEUE, workflows=[JobDouble]):
-            process = await ergo.start("submit", "--wait", "--no-upload", "-m", "http.server")
-            async with asyncio.timeout(DEADLINE_S):
-                job = (await process.stdout.readline()).decode().strip()
-                while "waiting: " not in (await process.stderr.readline()).decode():
-                    pass
+@pytest.fixture
+def own_server(tmp_path) -> Iterator[Server]:
+    server = new_temporal(tmp_path / "temporal")
+    server.start()
+    yield server
+    server.kill()
+
+
+async def test_a_server_that_goes_away_is_waited_for(ergo, project, own_server):
+    ergo.env["TEMPORAL_ADDRESS"] = own_server.address
+    client = await Client.connect(own_server.address, data_converter=DATA_CONVERTER)
+    async with Worker(client, task_queue=JOB_TASK_QUEUE, workflows=[JobDouble]):
+        process = await ergo.start("submit", "--wait", "--no-upload", "-m", "http.server")
+        async with asyncio.timeout(DEADLINE_S):
+            job = (await process.stdout.readline()).decode().strip()
+            while "waiting: " not in (await process.stderr.readline()).decode():
+                pass
+    own_server.kill()
     async with asyncio.timeout(DEADLINE_S * 2):
         assert (await process.stderr.readline()).decode() == "ergo: Temporal does not answer. Waiting for it.\n"
         process.send_signal(signal.SIGINT)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,13 +101,23 @@ def new_kafka(directory: Path) -> Server:
     return Server(directory, port, kafka.command(java, jars, directory))
 
 
-@pytest.fixture(scope="session")
-def temporal_server(tmp_path_factory) -> Iterator[str]:
-    """Address of a Temporal server with our search attributes; namespace `default`."""
-    server = new_temporal(tmp_path_factory.mktemp("temporal"))
+@contextmanager
+def temporal_at(directory: Path) -> Iterator[str]:
+    """A Temporal server of one's own, by its address.
+
+    The SDK's `WorkflowEnvironment.start_local` gives one up that does not serve within 5 s: too soon on a busy machine.
+    """
+    server = new_temporal(directory)
     server.start()
     yield server.address
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def temporal_server(tmp_path_factory) -> Iterator[str]:
+    """Address of a Temporal server with our search attributes; namespace `default`."""
+    with temporal_at(tmp_path_factory.mktemp("temporal")) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

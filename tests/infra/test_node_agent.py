@@ -18,11 +18,9 @@ import pytest
 from temporalio import workflow
 from temporalio.client import Client, WorkflowHandle
 from temporalio.common import RetryPolicy
-from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from infra.converter import DATA_CONVERTER
-from infra.temporal import binary
 from model.control import AdvanceHeadInput, AllocateEpochInput, OpenJobInput
 from model.ids import DeviceId, Epoch, JobId, NodeId
 from model.job_spec import parse_job_spec
@@ -36,6 +34,7 @@ from proxy_runtime.shim import remains
 from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.part_client import PartClient
 from proxy_runtime.storage import Bucket, FleetStore
+from tests.infra.fixtures import temporal_at
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "tests" / "jobs"
@@ -136,16 +135,16 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], words: Callable
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Client]:
-    async with (
-        await WorkflowEnvironment.start_local(
-            dev_server_existing_path=str(binary()), data_converter=DATA_CONVERTER
-        ) as environment,
-        Worker(
-            environment.client, task_queue=QUEUE, workflows=[AgentProbe], workflow_runner=UnsandboxedWorkflowRunner()
-        ),
-    ):
-        yield environment.client
+def temporal(tmp_path: Path) -> Iterator[str]:
+    with temporal_at(tmp_path / "temporal") as address:
+        yield address
+
+
+@pytest.fixture
+async def client(temporal: str) -> AsyncIterator[Client]:
+    client = await Client.connect(temporal, data_converter=DATA_CONVERTER)
+    async with Worker(client, task_queue=QUEUE, workflows=[AgentProbe], workflow_runner=UnsandboxedWorkflowRunner()):
+        yield client
 
 
 @pytest.fixture

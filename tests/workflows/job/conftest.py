@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,26 +11,16 @@ import pytest_asyncio
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
-from infra import temporal
 from infra.converter import DATA_CONVERTER
+from tests.infra.fixtures import temporal_at
 from tests.workflows.job.fleet import Fleet
 
 
-@pytest_asyncio.fixture(scope="session")
-async def server() -> AsyncIterator[WorkflowEnvironment]:
-    """Temporal's development server."""
-    env = await WorkflowEnvironment.start_local(
-        dev_server_existing_path=str(temporal.binary()),
-        data_converter=DATA_CONVERTER,
-        dev_server_log_level="error",
-        dev_server_extra_args=[
-            word
-            for name, kind in temporal.SEARCH_ATTRIBUTES.items()
-            for word in ("--search-attribute", f"{name}={kind}")
-        ],
-    )
-    async with env:
-        yield env
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Temporal's development server, for these tests alone: they have queues that others have, too."""
+    with temporal_at(tmp_path_factory.mktemp("temporal")) as address:
+        yield address
 
 
 @pytest_asyncio.fixture(scope="session")
@@ -43,9 +33,9 @@ async def skipping() -> AsyncIterator[WorkflowEnvironment]:
         yield env
 
 
-@pytest.fixture
-def client(server: WorkflowEnvironment) -> Client:
-    return server.client
+@pytest_asyncio.fixture(scope="session")
+async def client(server: str) -> Client:
+    return await Client.connect(server, data_converter=DATA_CONVERTER)
 
 
 @pytest_asyncio.fixture
