@@ -99,17 +99,20 @@ async def test_ps_of_a_tenant(ergo, job, client):
     assert "not the id of a tenant" in (await ergo("ps", "--tenant", "' OR ''='", code=2)).err
 
 
-async def test_ps_does_not_hang_without_a_worker(ergo, job, client, worker):
+async def test_nothing_hangs_where_no_worker_answers(ergo, job, client, worker):
     handle = await job("silent")
+    await handle.query(Query.SHOW, result_type=JobView)
     await listed(client, 1)
     await worker.shutdown()
-    async with asyncio.timeout(DEADLINE_S):
-        done = await ergo("ps")
+    async with asyncio.timeout(DEADLINE_S):  # each waits for seconds: at once
+        done, as_json, show = await asyncio.gather(ergo("ps"), ergo("ps", "--json"), ergo("show", handle.id, code=1))
     assert handle.id in done.out
     assert "queued ?" in done.out
     assert "no worker has answered for 1 of the jobs" in done.err
-    (row,) = json.loads((await ergo("ps", "--json")).out)
+    (row,) = json.loads(as_json.out)
     assert row["source"] == "visibility"
+    assert "No worker answers" in show.err
+    assert "`ergo up`" in show.err
 
 
 async def test_steps_are_those_of_the_nodes(ergo, job, client, store):
@@ -217,15 +220,6 @@ async def test_migrate_to_a_node_that_there_is_not(ergo, job, store):
     done = await ergo("migrate", handle.id, "--to", "nod-1", code=1)
     assert done.err == "ergo: There is no node nod-1. Did you mean node-1? The nodes are node-1, node-2.\n"
     assert "Missing option '--to'" in (await ergo("migrate", handle.id, code=2)).err
-
-
-async def test_no_worker_answers(ergo, job, worker):
-    handle = await job("char-gpt")
-    await handle.query(Query.SHOW, result_type=JobView)
-    await worker.shutdown()
-    done = await ergo("show", handle.id, code=1)
-    assert "No worker answers" in done.err
-    assert "`ergo up`" in done.err
 
 
 async def test_no_fleet(plain_env, ergo):

@@ -15,11 +15,11 @@ SMALL = ("--d-model", "64", "--layers", "2", "--context", "32", "--batch", "4", 
 
 QUICK = [
     Script(GPT, (*SMALL, "--steps", "150", "--dropout", "0.1"), ranks=2),
-    Script(EXAMPLES / "digits_cnn.py", ("--steps", "120"), ranks=1),
-    Script(EXAMPLES / "mlp_sgd.py", ("--steps", "400"), ranks=4, devices=2),
+    Script(EXAMPLES / "digits_cnn.py", ("--steps", "80"), ranks=1),
+    Script(EXAMPLES / "mlp_sgd.py", ("--steps", "150"), ranks=4, devices=2),
     Script(JOBS / "evaluation.py"),
-    Script(JOBS / "copies.py", ("--rounds", "60")),
-    Script(JOBS / "async_error.py"),
+    Script(JOBS / "copies.py", ("--rounds", "40")),
+    Script(JOBS / "async_error.py", ("--rounds", "20", "--pause", "0.06")),
     Script(JOBS / "ddp_skew.py", ranks=2),
 ]
 SLOW = [

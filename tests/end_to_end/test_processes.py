@@ -66,7 +66,10 @@ def test_a_rank_holds_no_device_memory_no_channel_descriptor_and_no_socket(tmp_p
     [
         (("--rank", "1", "--step", "4", "--code", "7"), 7, "rank 1 exited with code 7"),
         (("--rank", "1", "--step", "4", "--hard-code", "9"), 9, "rank 1 exited with code 9"),
-        (("--rank", "0", "--step", "4", "--signal", "SIGKILL"), 137, "rank 0 was killed by SIGKILL"),
+        pytest.param(  # quick: a rank that another process kills
+            *(("--rank", "0", "--step", "4", "--signal", "SIGKILL"), 137, "rank 0 was killed by SIGKILL"),
+            marks=pytest.mark.slow,
+        ),
         (("--rank", "0", "--step", "4", "--signal", "SIGSEGV"), 139, "rank 0 was killed by SIGSEGV"),
     ],
 )

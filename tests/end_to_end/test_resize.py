@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from proxy_runtime.job import Job, JobOptions
 from proxy_runtime.process import proc
 from proxy_runtime.shim.spec import CutReport, CutRequest
@@ -168,14 +166,17 @@ def test_a_new_proxy_that_dies_leaves_the_job_as_it_was(tmp_path: Path) -> None:
         require_progress(job)
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [CutRequest(keep_processes=True), CutRequest(devices=2, keep_processes=True),
-     CutRequest(devices=1, keep_processes=True, stop=True), CutRequest(devices=1, keep_processes=True, move=False)],
-    ids=["no width", "same width", "stop", "stay"],
-)  # fmt: skip
-def test_what_keeps_processes_but_is_no_resize_is_refused(asked: CutRequest, tmp_path: Path) -> None:
+NO_RESIZES = {
+    "no width": CutRequest(keep_processes=True),
+    "same width": CutRequest(devices=2, keep_processes=True),
+    "stop": CutRequest(devices=1, keep_processes=True, stop=True),
+    "stay": CutRequest(devices=1, keep_processes=True, move=False),
+}
+
+
+def test_what_keeps_processes_but_is_no_resize_is_refused(tmp_path: Path) -> None:
     with running(ENDLESS, tmp_path) as job:
-        report = job.cut(asked)
-        assert (report.outcome, report.code) == ("called-off", "run.bad-width")
-        assert job.status()["epoch"] == 0
+        for name, asked in NO_RESIZES.items():
+            report = job.cut(asked)
+            assert (report.outcome, report.code) == ("called-off", "run.bad-width"), name
+            assert job.status()["epoch"] == 0, name

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import cli.main
 from proxy_runtime.checkpoint import Store
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.job import Job, JobOptions
@@ -180,16 +181,26 @@ BAD_INPUT = [
 
 
 @pytest.mark.parametrize(("arguments", "code", "says"), BAD_INPUT, ids=lambda value: str(value)[:40])
-def test_bad_input_is_one_sentence(arguments: list[str], code: int, says: str, tmp_path: Path, home: Path) -> None:
+def test_bad_input_is_one_sentence(
+    arguments: list[str],
+    code: int,
+    says: str,
+    tmp_path: Path,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     (tmp_path / "existing.py").write_text("print('ran')\n")
     command = [str(tmp_path / "existing.py") if word == "EXISTING" else word for word in arguments]
-    done = subprocess.run(
-        [sys.executable, "-m", "cli.main", *command], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    assert says in " ".join(done.stderr.split()).replace("│ ", ""), done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ergo", *command])
+    monkeypatch.setattr(cli.main, "_exit", sys.exit)  # its own ends this process, too
+    with pytest.raises(SystemExit) as ended:
+        cli.main.main()
+    said = capfd.readouterr().err
+    assert ended.value.code == code, said
+    assert says in " ".join(said.split()).replace("│ ", ""), said
+    assert "Traceback" not in said
     assert not list(home.glob("runs/*"))
 
 
