@@ -23,6 +23,8 @@ OF_THE_JOB = tuple(f"{whose} {what}" for whose in ("source's", "target's") for w
 VICTIMS = (*OF_THE_JOB, "rank", "source's agent", "target's agent", "infra.job_worker", "infra.cluster_worker")
 NEWS = re.compile(r"ergo: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC  |the job waits: )")
 MOMENTS = ("asked", "made ready", "resizing", "restoring")
+KEPT = ("source's shim", "proxy", "rank", "source's agent", "infra.job_worker")
+KEPT_MOMENTS = ("asked", "devices ready", "resizing")
 
 
 @dataclass
@@ -52,6 +54,7 @@ class Resize:
                 "made ready": any(self.of(view, "shim", newer=True)),
                 "resizing": view.phase is JobPhase.RESIZING,
                 "restoring": view.phase is JobPhase.RESIZING and any(self.of(view, "rank", newer=True)),
+                "devices ready": len(self.torture.of_job(self.job, "proxy")) > before.width,
             }
             return self.find(victim, view) if reached[moment] else []
 
@@ -86,7 +89,7 @@ class Resize:
             return self.fleet.processes(f"infra.node_agent --name {self.draw.choice(names)}")
         if what:
             return self.of(view, what, newer=whose == "target's")
-        return self.torture.of_job(self.job, "rank") if victim == "rank" else self.fleet.processes(victim)
+        return self.torture.of_job(self.job, victim) if victim in ("rank", "proxy") else self.fleet.processes(victim)
 
 
 def _is(process: psutil.Process, what: str) -> bool:
@@ -112,11 +115,35 @@ def test_whoever_dies_in_the_middle_the_job_runs_on_with_its_bits(fleet, tmp_pat
     cases.append(("target's proxy", "made ready"))
     draw.shuffle(cases)
     resize = Resize(fleet, job, draw)
+    go_through(resize, cases, (1, 2, 4))
+    job_of.require_right(fleet, job, job_of.untouched(tmp_path / "alone"))
+    resize.torture.require_clean(job)
+
+
+def test_whoever_dies_while_processes_are_kept(fleet, tmp_path):
+    """The same of a job whose two ranks are on one node, at either width."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    job_of = training(tmp_path, "--clip", ranks=2)
+    job = job_of.submit(fleet, tmp_path / "kept", "--checkpoint-every", "20")
+    cases = [(victim, draw.choice(KEPT_MOMENTS)) for victim in KEPT]
+    cases += [("rank", "devices ready"), ("proxy", "devices ready"), ("proxy", "resizing")]
+    draw.shuffle(cases)
+    resize = Resize(fleet, job, draw)
+    go_through(resize, cases, (1, 2))
+    job_of.require_right(fleet, job, job_of.untouched(tmp_path / "alone"))
+    resize.torture.require_clean(job)
+
+
+def go_through(resize: Resize, cases: list[tuple[str, str]], widths: tuple[int, ...]) -> None:
+    """One resize for each case: done, or called off with a sentence, or the job is recovered."""
+    fleet, job, draw = resize.fleet, resize.job, resize.draw
     for victim, moment in cases:
         view = fleet.until_phase(job, JobPhase.RUNNING)
         fleet.until_step(job, fleet.step(job) + draw.randint(1, 4))
         view = fleet.until_phase(job, JobPhase.RUNNING)
-        width = draw.choice([one for one in (1, 2, 4) if one != view.width])
+        width = draw.choice([one for one in widths if one != view.width])
         told, killed = BUSY[0], False
         while not killed and any(words in told for words in BUSY):  # with a checkpoint of its own
             asked = resize.begin(width)
@@ -135,8 +162,6 @@ def test_whoever_dies_in_the_middle_the_job_runs_on_with_its_bits(fleet, tmp_pat
             assert (after.width, after.phase) == (view.width, JobPhase.RUNNING), "it runs on as it did"
             assert told.endswith("as before. Ask again.\n"), told
         assert recovered <= 1
-    job_of.require_right(fleet, job, job_of.untouched(tmp_path / "alone"))
-    resize.torture.require_clean(job)
 
 
 def test_what_makes_no_sense_is_refused_in_a_sentence(fleet, tmp_path):

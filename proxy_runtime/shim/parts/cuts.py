@@ -106,7 +106,7 @@ class PartCuts:
     def stop_queues(self, cut: int, *, at_step: int | None, prefer_step_s: float, deadline_s: float) -> BarrierResult:
         """See `PartClient.stop_queues`."""
         job = self._job
-        with job.operation("stop_queues"):
+        with job.operation():
             last = self._cut
             if last is not None and last.number == cut and last.open:
                 return last.results["stop"]
@@ -136,7 +136,7 @@ class PartCuts:
 
     def finish(self, cut: int, targets: Mapping[str, int], *, deadline_s: float) -> BarrierResult:
         """See `PartClient.finish`."""
-        with self._job.operation("finish"):
+        with self._job.operation():
             current = self._require_open(cut)
             if "finish" not in current.results:
                 with self._phase(current, Phase.FINISHED, self._limits.stopped):
@@ -156,7 +156,7 @@ class PartCuts:
     def resume(self, cut: int) -> None:
         """See `PartClient.resume`."""
         self._given_up = max(self._given_up, cut)
-        with self._job.operation("resume"):
+        with self._job.operation():
             if self._cut is not None and self._cut.number <= cut:
                 self._call_off("")
 
@@ -168,7 +168,7 @@ class PartCuts:
         Raises:
             RunError: the cut is over, is not finished, or was written; a proxy died; a deadline. The job runs on.
         """
-        with self._job.operation("dump_devices"):
+        with self._job.operation():
             current = self._require_finished(cut)
             with self._phase(current, Phase.FROZEN, self._limits.frozen):
                 current.cutter.dump_devices(deadline_s=deadline_s)
@@ -307,7 +307,7 @@ class PartCuts:
 
     def _write(self, number: int, kind: Kind, deadline_s: float) -> PartWritten:
         job = self._job
-        with job.operation("write"):
+        with job.operation():
             cut = self._require_finished(number)
             with self._phase(cut, Phase.FROZEN, self._limits.frozen):
                 writer = job.open_store().begin(job.spec.job_id, job.part.epoch)
@@ -329,7 +329,7 @@ class PartCuts:
         except BaseException as error:
             cut.failed(error)
             if kind == "full":
-                with job.operation("write"):
+                with job.operation():
                     if cut is self._cut:
                         self._call_off(str(error))
             raise
@@ -372,7 +372,7 @@ class PartCuts:
 
     def _write_final(self, number: int) -> PartWritten:
         job = self._job
-        with job.operation("write"):
+        with job.operation():
             generation = job.generation
             if generation is None or job.result is None or generation.living():
                 raise RunError("the ranks have not ended; a final checkpoint comes after them.", code="run.order")

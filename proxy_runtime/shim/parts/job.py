@@ -96,14 +96,14 @@ class PartJob:
         """Starts the zygote, which imports torch while the nodes agree on what to do."""
         if self._before is not None:
             return self._before.warm()
-        with self.operation("warm"):
+        with self.operation():
             if self._zygote is None:
                 self._zygote = start_zygote(self.spec, self.build, self.layout)
             return self._zygote
 
     def prepare(self, host: str, *, fresh: bool, deadline_s: float) -> tuple[Endpoint, ...]:
         """See `PartClient.prepare`."""
-        with self.operation("prepare"):
+        with self.operation():
             if self._phase is Phase.NEW:
                 with self._final_on_error():
                     self._prepare(host, fresh, deadline_s)
@@ -131,7 +131,7 @@ class PartJob:
 
     def connect(self, endpoints: Iterable[Endpoint], token: str, *, deadline_s: float) -> None:
         """See `PartClient.connect`."""
-        with self.operation("connect"):
+        with self.operation():
             if self._phase is Phase.NEW:
                 raise RunError("the part is not prepared.", code="run.order")
             if self._phase is not Phase.PREPARED:
@@ -154,7 +154,7 @@ class PartJob:
 
     def restore(self, checkpoint: str, *, deadline_s: float) -> RestoreResult:
         """See `PartClient.restore`."""
-        with self.operation("restore"):
+        with self.operation():
             if self._restored is not None and self._restored[0] == checkpoint:
                 return self._restored[1]
             self._require_connected()
@@ -174,7 +174,7 @@ class PartJob:
 
     def keep(self, cut: int, *, deadline_s: float) -> RestoreResult:
         """See `PartClient.keep`."""
-        with self.operation("keep"):
+        with self.operation():
             source = f"cut {cut}"
             if self._restored is not None and self._restored[0] == source:
                 return self._restored[1]
@@ -196,7 +196,7 @@ class PartJob:
 
     def go(self) -> None:
         """See `PartClient.go`."""
-        with self.operation("go"):
+        with self.operation():
             if self._phase is Phase.PAUSED and self._restoration is not None:
                 with self._final_on_error():
                     self._run(self._restoration.go)
@@ -395,15 +395,11 @@ class PartJob:
     # ------------------------------------------------------------------ helpers
 
     @contextmanager
-    def operation(self, name: str) -> Iterator[None]:
+    def operation(self) -> Iterator[None]:
         """One operation at a time, and none any more once the part is being ended or cannot be used."""
         with self._operation:
-            if self._failed is not None:
-                raise RunError(
-                    f"'{name}' is too late: {self._failed.message}",
-                    code=self._failed.code,
-                    remedy="End the part; the job goes on in another epoch.",
-                )
+            if self._failed is not None:  # whoever asks again is to hear why
+                raise RunError(self._failed.message, code=self._failed.code, remedy=self._failed.remedy)
             if self._ending.is_set():
                 raise RunError("the part is being ended.", code="run.ended")
             yield

@@ -44,7 +44,7 @@ class Cutter:
 class Job(MagicMock):
     """A part whose ranks run."""
 
-    def operation(self, _: str) -> AbstractContextManager[None]:
+    def operation(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def set_phase(self, phase: Phase) -> None:
