@@ -29,7 +29,7 @@ from model.requests import (
 from model.runtime import SharingNotice
 from model.splicing import check_width
 from model.units import counted
-from workflows.job import answers, driver, outbox, recover, sharing, telling
+from workflows.job import answers, driver, outbox, patches, recover, sharing, telling
 from workflows.job.core import Job, Request, keep_last
 from workflows.job.errors import refusal
 from workflows.job.state import KEPT_DECISIONS, KEPT_LOST, JobState, MoveRequest
@@ -80,6 +80,7 @@ class JobWorkflow:
         if self._fault:
             raise ApplicationError(self._fault, type=self._code, non_retryable=True)
         job = self._job
+        patches.decide()
         told = telling.begin(job)
         while True:
             drive = asyncio.create_task(driver.drive(job))
