@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "failure.hpp"
+#include "reuse.hpp"
 
 namespace ergo::device {
 namespace {
@@ -115,6 +116,7 @@ void keep_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, INT_MAX);
   mallopt(M_TOP_PAD, 64 << 20);
+  reuse_freed_memory();
 }
 
 }  // namespace ergo::device
