@@ -145,7 +145,7 @@ def _follow(job: Job, script: Script, plan: CutPlan) -> None:
         if script.tree and index == 0:
             _until_training(job)
         try:
-            kept = not live and width not in (None, job.status()["width"]) and draw.random() < 0.5
+            kept = not live and width not in (None, job.status().get("width")) and draw.random() < 0.5
             job.cut(CutRequest(move=not live, devices=None if live else width, keep_processes=kept))
         except ErgoError:
             return  # the job has ended

@@ -124,6 +124,7 @@ def test_whoever_ends_the_epoch_before_leaves_its_processes_to_the_one_that_is_r
     assert completed(job) == expected(*SKEW)
 
 
+@pytest.mark.slow
 def test_one_that_is_not_ready_gets_nothing(fleet: Make) -> None:
     job = fleet("ends.py", "--steps", "100000", "--rank", "9")
     job.start(devices=HERE)
@@ -141,6 +142,7 @@ def test_one_that_is_not_ready_gets_nothing(fleet: Make) -> None:
     assert not job.pids()
 
 
+@pytest.mark.slow
 def test_a_watchdog_takes_it_back(fleet: Make) -> None:
     job = fleet("ends.py", "--steps", "100000", "--rank", "9", limits=Limits(stopped=20, frozen=0.5))
     job.start(devices=HERE)
@@ -154,6 +156,7 @@ def test_a_watchdog_takes_it_back(fleet: Make) -> None:
     job.until_step_is_moving()
 
 
+@pytest.mark.slow
 def test_other_ranks_are_no_successors(fleet: Make) -> None:
     job = fleet("ends.py", "--steps", "100000", "--rank", "9")
     job.start()
