@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,9 @@ class Launcher:
                 self._start_rank(stack, [*command, *arguments], rank, ranks, rings[rank], python_path, target)
                 for rank in range(ranks)
             ]
+            for proxy in proxies:  # both have imported torch meanwhile, as in a shim
+                assert proxy.stdout is not None
+                assert proxy.stdout.readline() == "ready\n", "the device proxy did not start"
             yield Job(processes, proxies, rings)
 
     def _ring(self, stack: ExitStack, rank: int) -> int:
@@ -147,13 +151,7 @@ class Launcher:
         segments: dict[tuple[int, int], int] = {}
         board = -1
         if devices > 1:
-            program = (
-                f"import sys, torch; sys.path.insert(0, {str(self.device_dir)!r}); import _ergo_device; "
-                "print(_ergo_device.shm_segment_bytes(1 << 20), _ergo_device.BOARD_REGION_BYTES)"
-            )
-            command = [sys.executable, "-c", program]
-            asked = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-            size, region = map(int, asked.stdout.split())
+            size, region = _sizes(self.device_dir)
             board = os.memfd_create("board")
             stack.callback(os.close, board)
             os.ftruncate(board, region * devices)
@@ -177,9 +175,6 @@ class Launcher:
             )
             stack.callback(_end, proxy)
             proxies.append(proxy)
-        for proxy in proxies:
-            assert proxy.stdout is not None
-            assert proxy.stdout.readline() == "ready\n", "the device proxy did not start"
         return proxies
 
     def _start_rank(
@@ -227,6 +222,18 @@ class Launcher:
                             _mark_gone(ring)
             results.append(RankResult(process.returncode, out, err))
         return results
+
+
+@cache
+def _sizes(device_dir: Path) -> tuple[int, int]:
+    """Bytes of a segment between two proxies, and of a proxy's region of the board."""
+    program = (
+        f"import sys, torch; sys.path.insert(0, {str(device_dir)!r}); import _ergo_device; "
+        "print(_ergo_device.shm_segment_bytes(1 << 20), _ergo_device.BOARD_REGION_BYTES)"
+    )
+    asked = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    size, region = map(int, asked.stdout.split())
+    return size, region
 
 
 def _mark_gone(ring: int) -> None:
