@@ -236,6 +236,12 @@ class Driver:
         self.restore(nothing, beside=True, cut=before[2])
         return before
 
+    def counts(self, before: tuple[Epoch, list[Machine], object]) -> None:
+        """The epoch that was made beside another one is the job from now on, and that one is ended."""
+        self.advance()
+        self.attend("restored")
+        self.stop(before[1], epoch=before[0])
+
     def pids(self) -> dict[int, int]:
         """Of the ranks on all nodes."""
         parts = [machine.runtime.parts.get(self.job, self.epoch) for machine in self.machines]

@@ -7,30 +7,22 @@ import signal
 
 import pytest
 
-from model.ids import Epoch
 from model.runtime import Outcome
 from proxy_runtime.errors import ErgoError
 from tests.proxy_runtime.node.conftest import World
-from tests.proxy_runtime.node.nodes import Driver, Machine
 from tests.proxy_runtime.node.test_move import _CK, SPEC, finish, untouched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-def counts(job: Driver, before: tuple[Epoch, list[Machine], int]) -> None:
-    job.advance()
-    job.attend("restored")
-    job.stop(before[1], epoch=before[0])
 
 
 def test_processes_are_kept_again_and_again_and_a_checkpoint_is_as_good_as_ever(world: World) -> None:
     expected = untouched(world)
     job = world.begun(SPEC, (world.one, 0), (world.one, 1), step=2)
     pids = job.pids()
-    counts(job, job.keep((world.one, 1)))
+    job.counts(job.keep((world.one, 1)))
     assert job.pids() == pids
     job.until_step(4)
-    counts(job, job.keep((world.one, 1), (world.one, 0)))
+    job.counts(job.keep((world.one, 1), (world.one, 0)))
     assert job.pids() == pids
     job.until_step(5)
     assert [part.epoch for part in world.one.runtime.parts.of_job(job.job)] == [job.epoch]
@@ -51,7 +43,7 @@ def test_every_rank_stays_on_one_of_two_nodes(world: World) -> None:
     expected = untouched(world)
     job = world.begun(SPEC, (world.one, 0), (world.two, 0), step=2)
     pids = job.pids()
-    counts(job, job.keep((world.one, 1), (world.two, 1)))
+    job.counts(job.keep((world.one, 1), (world.two, 1)))
     assert job.pids() == pids
     finish(job, expected)
 
@@ -72,7 +64,7 @@ def test_called_off_it_runs_on_and_the_void_epoch_gets_nothing(world: World) -> 
     job.epoch, job.placement = before[0], placement
     assert job.pids() == pids
     job.until_step(4)
-    counts(job, job.keep((world.one, 1)))
+    job.counts(job.keep((world.one, 1)))
     assert job.pids() == pids
     finish(job, expected)
 
@@ -115,5 +107,5 @@ def test_a_rank_that_dies_while_it_is_held_is_found_by_whoever_has_it(world: Wor
     held = world.one.runtime.parts.get(job.job, before[0])
     assert held is not None
     os.kill(held.client.status().rank_pids[1], signal.SIGKILL)
-    counts(job, before)
+    job.counts(before)
     assert [result.outcome for result in job.results()] == [Outcome.LOST]

@@ -27,12 +27,6 @@ def to(job: Driver, *places: tuple[Machine, int]) -> tuple[Epoch, list[Machine],
     return before
 
 
-def counts(job: Driver, before: tuple[Epoch, list[Machine], CheckpointId]) -> None:
-    job.advance()
-    job.attend("restored")
-    job.stop(before[1], epoch=before[0])
-
-
 def test_a_node_is_source_and_target_of_a_resize(world: World) -> None:
     expected = untouched(world)
     job = world.begun(SPEC, (world.one, 0), (world.one, 1), step=2)
@@ -52,13 +46,13 @@ def test_a_node_is_source_and_target_of_a_resize(world: World) -> None:
 
     before = to(job, (world.one, 1))
     assert brought(job, world.one) == {"at_hand": 4}
-    counts(job, before)
+    job.counts(before)
     job.until_step(6)
     assert [part.epoch for part in world.one.runtime.parts.of_job(job.job)] == [job.epoch]
 
     before = to(job, (world.one, 0), (world.two, 1))
     assert brought(job, world.two) == {"read": 2}, "nothing was brought ahead"
-    counts(job, before)
+    job.counts(before)
     finish(job, expected)
     job.stop()
     assert world.processes() == []
@@ -97,7 +91,7 @@ def test_who_stays_has_its_files_at_hand_and_who_comes_has_most_of_them_ahead(wo
     assert brought(job, world.two) == {"ahead": 2}
 
     assert list(held.client.layout.epoch(before[0]).root.glob("cut-*")), "who goes back to it finds it"
-    counts(job, (before[0], before[1], checkpoint))
+    job.counts((before[0], before[1], checkpoint))
     finish(job, expected)
 
 
@@ -106,5 +100,5 @@ def test_an_agent_that_starts_again_between_the_restore_and_the_commit(world: Wo
     job = world.begun(SPEC, (world.one, 0), (world.one, 1), step=2)
     before = to(job, (world.one, 0))
     world.one.restart_agent()
-    counts(job, before)
+    job.counts(before)
     finish(job, expected)
