@@ -212,10 +212,11 @@ class Fleet:
         accepted = WorkflowUpdateStage.ACCEPTED
         self.note(job, "asks", update=update.value, request=request)
         try:
-            asked = await asyncio.wait_for(
-                handle.start_update(update.value, request, wait_for_stage=accepted, result_type=OperationResult),
-                accept_s,
-            )
+            # No wait_for, here and elsewhere: a call that it gives up fails unseen, and asyncio complains on stderr.
+            async with asyncio.timeout(accept_s):
+                asked = await handle.start_update(
+                    update.value, request, wait_for_stage=accepted, result_type=OperationResult
+                )
             answer = await asked.result()
         except WorkflowUpdateFailedError as error:
             refused = _refusal(error)

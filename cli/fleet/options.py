@@ -52,7 +52,8 @@ def _ask(main: Callable[[Any], Any]) -> list[str]:
     from cli.fleet.client import Fleet
 
     async def run() -> list[str]:
-        return await asyncio.wait_for(main(Fleet.load()), _COMPLETION_S)
+        async with asyncio.timeout(_COMPLETION_S):
+            return await main(Fleet.load())
 
     return asyncio.run(run())
 

@@ -194,7 +194,8 @@ def with_live_step(row: Row, nodes: Iterable[NodeRecord]) -> Row:
 
 async def _nodes(fleet: Fleet) -> list[NodeRecord] | None:
     try:
-        return await asyncio.wait_for(fleet.nodes(), ANSWER_S)
+        async with asyncio.timeout(ANSWER_S):
+            return await fleet.nodes()
     except (ErgoError, TimeoutError):
         return None  # the store is away or not ours to read: the workflows' own steps are shown
 

@@ -279,6 +279,23 @@ async def test_a_request_is_waited_for_until_ctrl_c(ergo, job, store):
     assert err == b""
 
 
+async def test_a_request_that_nobody_takes_is_given_up_with_ctrl_c(ergo, job, worker, tmp_path):
+    handle = await job("silent")
+    await handle.query(Query.SHOW, result_type=JobView)
+    await worker.shutdown()
+    log = tmp_path / "fleet" / "logs" / "cli.log"
+    log.parent.mkdir(parents=True)
+    process = await ergo.start("preempt", handle.id)
+    async with asyncio.timeout(DEADLINE_S):
+        while not log.is_file() or "asks" not in log.read_text():
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)  # the call is under way
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    assert process.returncode == 130
+    assert err == b""
+
+
 @pytest.mark.parametrize("arguments", [["ps", "--nonsense"], ["show"], ["migrate", "x"], ["ps", "-n", "0"]])
 async def test_wrong_usage(ergo, arguments):
     await ergo(*arguments, code=2)

@@ -91,15 +91,15 @@ std::vector<at::Tensor> split(const at::Tensor& contiguous, const std::vector<in
   return result;
 }
 
-std::vector<int64_t> piece_sizes(const CollectiveCall& call, const at::Tensor& whole, size_t members, bool output) {
+std::vector<int64_t> piece_sizes(const CollectiveCall& call, int64_t whole, size_t members, bool output) {
   if (call.kind == CollectiveKind::AllToAll && !call.extra.empty()) {
     TORCH_CHECK_VALUE(call.extra.size() == 2 * members, "an all-to-all needs a split size per member and direction");
     auto from = call.extra.begin() + static_cast<ptrdiff_t>(output ? members : 0);
     return {from, from + static_cast<ptrdiff_t>(members)};
   }
-  TORCH_CHECK_VALUE(whole.numel() % static_cast<int64_t>(members) == 0, "a tensor of ", whole.numel(),
+  TORCH_CHECK_VALUE(whole % static_cast<int64_t>(members) == 0, "a tensor of ", whole,
                     " elements cannot be split among ", members, " ranks");
-  return std::vector<int64_t>(members, whole.numel() / static_cast<int64_t>(members));
+  return std::vector<int64_t>(members, whole / static_cast<int64_t>(members));
 }
 
 // Whether a member has anything to say; of these kinds only the source has.
@@ -131,6 +131,18 @@ bool splits_output(CollectiveKind kind) {
   return kind == CollectiveKind::AllGather || kind == CollectiveKind::Gather || kind == CollectiveKind::AllToAll;
 }
 
+// Bytes of what each output, or each member's part of the only one, can take of `members` ranks.
+std::vector<uint64_t> rooms_of(const CollectiveCall& call, size_t members) {
+  std::vector<uint64_t> rooms;
+  for (const TensorRef& ref : call.outputs) rooms.push_back(ref.meta.bytes);
+  if (!splits_output(call.kind) || rooms.size() != 1 || members == 1) return rooms;
+  const uint64_t item = c10::elementSize(call.outputs[0].meta.dtype);
+  const auto whole = static_cast<int64_t>(rooms[0] / item);
+  rooms.clear();
+  for (int64_t n : piece_sizes(call, whole, members, true)) rooms.push_back(static_cast<uint64_t>(n) * item);
+  return rooms;
+}
+
 // Tensors that are gone do not count any more: looked at only where the sum would be the highest.
 void count_given(RankState& rank, const CollectiveCall& call) {
   if (call.kind != CollectiveKind::AllReduce) return;
@@ -154,7 +166,7 @@ std::vector<at::Tensor> input_pieces(const CollectiveCall& call, const std::vect
   if (!splits_input(call.kind) || inputs.empty()) return inputs;
   if (inputs.size() == 1 && members != 1) {
     at::Tensor whole = inputs[0].contiguous();
-    return split(whole, piece_sizes(call, whole, members, false));
+    return split(whole, piece_sizes(call, whole.numel(), members, false));
   }
   TORCH_CHECK_VALUE(inputs.size() == members, "a collective among ", members, " ranks was given ", inputs.size(),
                     " inputs");
@@ -334,10 +346,13 @@ void CollectiveBridge::contribute(RankState& rank, const CollectiveCall& call, D
       for (size_t i = call.inputs.size(); i < node.mapped().storages.size(); i++) node.mapped().storages[i]->pending--;
     try {
       auto unpack = [&](const CollectiveResult& from) { complete(rank, call, node.mapped(), from); };
+      // Before anybody looks whether the result is needed at all: a script that drops its tensors is told too.
+      const auto refused = node.mapped().writes ? misfit(rank, call, result) : std::nullopt;
+      const CollectiveResult& given = refused ? *refused : result;
       if (rank.member)
-        rank.member->splicer.completed(*rank.member, call, node.mapped(), result, unpack);
+        rank.member->splicer.completed(*rank.member, call, node.mapped(), given, unpack);
       else
-        unpack(result);
+        unpack(given);
     } catch (...) {
       rank.report(current_failure());
     }
@@ -351,6 +366,34 @@ void CollectiveBridge::contribute(RankState& rank, const CollectiveCall& call, D
   if (pending.writes)
     for (size_t i = call.inputs.size(); i < pending.storages.size(); i++) pending.storages[i]->pending++;
   rank.pending.emplace(*ticket, std::move(pending));
+}
+
+// Where a member has no room for what was given: the result that it gets instead, so that its tensors stay as they are.
+std::optional<CollectiveResult> CollectiveBridge::misfit(const RankState& rank, const CollectiveCall& call,
+                                                         const CollectiveResult& result) const {
+  if (!result.error.empty() || call.outputs.empty()) return std::nullopt;
+  const std::vector<int>& members = communicator(rank, call.comm).members;
+  auto check = [&](size_t given, size_t room, size_t from) {
+    TORCH_CHECK(given == room, "rank ", rank.rank, " called ", kind_name(static_cast<uint8_t>(call.kind)),
+                " with room for ", room, " bytes of rank ", members.at(from), ", which gave ", given,
+                " (each rounded up to a multiple of 64): the ranks disagree on shapes or dtypes");
+  };
+  try {
+    const auto rooms = rooms_of(call, result.blocks.size());
+    if (splits_output(call.kind)) {
+      TORCH_CHECK(rooms.size() == result.blocks.size(), "a collective among ", result.blocks.size(),
+                  " ranks was given ", rooms.size(), " outputs");
+      for (size_t i = 0; i < rooms.size(); i++) check(result.blocks[i].size(), align_up(rooms[i]), i);
+    } else {  // packed as segments
+      size_t given = 0, room = 0;
+      for (const Slice& block : result.blocks) given += block.size();
+      for (uint64_t bytes : rooms) room += align_up(bytes);
+      check(given, room, call.root);
+    }
+    return std::nullopt;
+  } catch (const c10::Error& e) {
+    return CollectiveResult{{}, e.what_without_backtrace(), result.sequence, result.number};
+  }
 }
 
 // After an all-reduce that failed: tensors are what the member gave. Where that was part of a sum by then, it cannot be
@@ -380,33 +423,14 @@ void CollectiveBridge::complete(RankState& rank, const CollectiveCall& call, con
   if (!pending.writes || call.outputs.empty()) return;
   at::NoGradGuard no_grad;
   auto outputs = tensors(call.outputs, pending.storages, call.inputs.size());
-  const std::vector<int>& members = communicator(rank, call.comm).members;
-  auto check = [&](size_t given, size_t wanted, size_t from) {
-    TORCH_CHECK(given == wanted, "rank ", rank.rank, " called ", kind_name(static_cast<uint8_t>(call.kind)),
-                " with room for ", wanted, " bytes of rank ", members.at(from), ", which gave ", given,
-                " (each rounded up to a multiple of 64): the ranks disagree on shapes or dtypes");
-  };
-
-  if (!splits_output(call.kind)) {  // packed as segments
-    auto segments = segments_of(outputs);
-    size_t given = 0;
-    for (const Slice& block : result.blocks) given += block.size();
-    check(given, packed_bytes(segments), call.root);
-    unpack(result.blocks, segments, outputs);
-    return;
-  }
+  if (!splits_output(call.kind)) return unpack(result.blocks, segments_of(outputs), outputs);  // packed as segments
   std::vector<at::Tensor> pieces = outputs;
   at::Tensor staging;
   if (outputs.size() == 1 && result.blocks.size() != 1) {
     staging = outputs[0].is_contiguous() ? outputs[0] : at::empty_like(outputs[0], at::MemoryFormat::Contiguous);
-    pieces = split(staging, piece_sizes(call, staging, result.blocks.size(), true));
+    pieces = split(staging, piece_sizes(call, staging.numel(), result.blocks.size(), true));
   }
-  TORCH_CHECK(pieces.size() == result.blocks.size(), "a collective among ", result.blocks.size(), " ranks was given ",
-              pieces.size(), " outputs");
-  for (size_t i = 0; i < pieces.size(); i++) {
-    check(result.blocks[i].size(), align_up(static_cast<size_t>(pieces[i].nbytes())), i);
-    unpack(result.blocks[i].data(), pieces[i]);
-  }
+  for (size_t i = 0; i < pieces.size(); i++) unpack(result.blocks[i].data(), pieces[i]);
   if (staging.defined() && !staging.is_same(outputs[0])) outputs[0].copy_(staging);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -68,6 +69,8 @@ class CollectiveBridge {
   uint32_t group_rank(const RankState& rank, uint64_t comm) const;
   void contribute(RankState& rank, const CollectiveCall& call, Descriptor descriptor, Slice input,
                   PendingCollective pending);
+  std::optional<CollectiveResult> misfit(const RankState& rank, const CollectiveCall& call,
+                                         const CollectiveResult& result) const;
   void give_back(RankState& rank, const CollectiveCall& call, const PendingCollective& pending,
                  const CollectiveResult& result);
   void complete(RankState& rank, const CollectiveCall& call, const PendingCollective& pending,
