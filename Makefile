@@ -18,6 +18,8 @@ PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --no-input --req
 ONLY ?=
 # More arguments for pytest:                      make test PYTEST="tests/model -x"
 PYTEST ?=
+# How many quick tests run at a time, each file's one after another; 0: in pytest itself, as a debugger wants it
+WORKERS ?= 2
 
 C_FILES = $(shell git ls-files 'proxy_runtime/*.c' 'proxy_runtime/*.cpp' 'proxy_runtime/*.hpp')
 PYTHON_FOLDERS := model workflows activities proxy_runtime scheduling events infra cli scripts tests
@@ -32,7 +34,7 @@ demo: dev native criu broker  ## a fleet, live: a premium job preempts, a basic 
 	@$(PY) -m scripts.demo
 
 test: dev native criu broker  ## the quick tests
-	@$(PY) -m pytest -m "not slow" $(PYTEST)
+	@$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(PYTEST)
 
 test-all: dev native criu broker  ## every test
 	@$(PY) -m pytest $(PYTEST)

@@ -153,7 +153,11 @@ def restore(
     """
     limit = time.monotonic() + deadline_s
     request = _request(RequestType.RESTORE, directory, link_remap)
-    container = launch_empty(init_binary, spec, mounts_of=mounts_of, deadline_s=deadline_s)
+    try:
+        before = shm.devices(directory)
+    except (OSError, ValueError) as error:
+        raise CriuError(f"{_undone(directory)}: /dev/shm: {error}.", code="criu.shm") from error
+    container = launch_empty(init_binary, spec, mounts_of=mounts_of, deadline_s=deadline_s, shm_before=before)
     try:
         _restore_into(criu, container, request, directory, on_paused, limit)
     except BaseException:
@@ -170,7 +174,7 @@ def _restore_into(
     on_paused: Callable[[Container], None] | None,
     limit: float,
 ) -> None:
-    doing = f"the processes in {directory} could not be restored"
+    doing = _undone(directory)
     _require_visible(container, directory)
     try:
         shm.load(container, directory)
@@ -289,6 +293,10 @@ def _request(kind: RequestType, directory: Path, link_remap: bool) -> Any:
     request.opts.manage_cgroups = True
     request.opts.manage_cgroups_mode = CgroupMode.IGNORE
     return request
+
+
+def _undone(directory: Path) -> str:
+    return f"the processes in {directory} could not be restored"
 
 
 def _doing(container: Container) -> str:

@@ -14,6 +14,7 @@
 //   --log FILE               opened for appending inside the container: the rank's stdout and stderr
 //   --cwd DIR  --keep-fd N  --no-aslr  --first-pid N
 //   --keeper-fd N            a descriptor that the keeper holds; may be repeated, in ascending order
+//   --no-shm N,N,...         device numbers that /dev/shm must not have
 //
 // Lines written to the status socket: "init PID" (host pid of pid 1), "ready" (restore, hold), "running PID HOST" (of
 // the rank: pid inside and host pid, the latter 0 after a restore), "exit CODE", "signal N", "error SENTENCE".
@@ -71,6 +72,7 @@ struct options {
   long first_pid;
   const char* log;
   const char* cwd;
+  const char* no_shm;
   int host_proc;  // /proc of the launcher's pid namespace: tells a process its host pid
   char** mounts;  // where --overlay and --bind stand in argv
   int mounts_len;
@@ -166,6 +168,37 @@ static void mount_overlay(char** paths) {
   snprintf(data, sizeof data, "lowerdir=%s,upperdir=%s,workdir=%s,redirect_dir=on,index=off,metacopy=off", lower, upper,
            work);
   if (mount("overlay", paths[3], "overlay", 0, data) != 0) fail("cannot mount the overlay on", paths[3]);
+}
+
+static bool is_listed(const char* list, dev_t device) {
+  while (list != NULL && *list != '\0') {
+    char* end;
+    if (strtoull(list, &end, 10) == device) return true;
+    list = *end == ',' ? end + 1 : NULL;
+  }
+  return false;
+}
+
+// A device number that was in use, in an earlier container of the same processes, would make files of then and of now
+// one and the same to whoever tells files apart by device and inode: each file system numbers its inodes from 1.
+static void mount_shm(const char* refused) {
+  enum { kClone = 1, kEmptyPath = 4 };  // of open_tree and move_mount; not in every C library
+  const char* where = "/dev/shm";
+  struct stat found;
+  int mounts = 0;
+  do {  // one on another, so that the numbers that are refused stay taken
+    if (mount("tmpfs", where, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777") != 0) fail("cannot mount", where);
+    if (stat(where, &found) != 0) fail("cannot look at", where);
+    mounts++;
+  } while (is_listed(refused, found.st_dev));
+  if (mounts == 1) return;
+  int last = (int)syscall(SYS_open_tree, AT_FDCWD, where, kClone | O_CLOEXEC);
+  if (last < 0) fail("cannot open", where);
+  for (; mounts > 0; mounts--) {
+    if (umount2(where, 0) != 0) fail("cannot unmount", where);
+  }
+  if (syscall(SYS_move_mount, last, "", AT_FDCWD, where, kEmptyPath) != 0) fail("cannot mount again", where);
+  close(last);
 }
 
 static void mount_all(const struct options* o) {
@@ -419,7 +452,7 @@ static int pid_one(struct options* o) {
   if (unshare(CLONE_NEWNS | (o->new_net ? CLONE_NEWNET : 0)) != 0) fail("cannot make", "the namespaces");
   mount_all(o);
   if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) != 0) fail("cannot mount", "/proc");
-  if (mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777") != 0) fail("cannot mount", "/dev/shm");
+  mount_shm(o->no_shm);
   if (o->new_net) loopback_up();
   struct family family = {0, 0};
   if (o->mode == kRun) {
@@ -493,7 +526,7 @@ static int arguments_of(const char* option) {
   } known[] = {{"--status-fd", 1}, {"--parent", 1},    {"--mounts-of", 1}, {"--overlay", 4}, {"--bind", 2},
                {"--net", 1},       {"--log", 1},       {"--cwd", 1},       {"--keep-fd", 1}, {"--no-aslr", 0},
                {"--first-pid", 1}, {"--restore", 0},   {"--hold", 0},      {"--enter", 1},   {"--net-too", 0},
-               {"--keeper", 1},    {"--host-proc", 1}, {"--keeper-fd", 1}};
+               {"--keeper", 1},    {"--host-proc", 1}, {"--keeper-fd", 1}, {"--no-shm", 1}};
   for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
     if (strcmp(option, known[i].name) == 0) return known[i].count;
   }
@@ -521,6 +554,7 @@ static struct options parse(int argc, char** argv) {
     if (strcmp(name, "--first-pid") == 0) o.first_pid = number(value);
     if (strcmp(name, "--log") == 0) o.log = value;
     if (strcmp(name, "--cwd") == 0) o.cwd = value;
+    if (strcmp(name, "--no-shm") == 0) o.no_shm = value;
     if (strcmp(name, "--net") == 0) o.new_net = strcmp(value, "host") != 0;
     if (strcmp(name, "--no-aslr") == 0) o.no_aslr = true;
     if (strcmp(name, "--net-too") == 0) o.enter_net = true;

@@ -56,10 +56,15 @@ def launch(
 
 
 def launch_empty(
-    init_binary: Path | str, spec: ContainerSpec, *, mounts_of: Volume | None = None, deadline_s: float = 30.0
+    init_binary: Path | str,
+    spec: ContainerSpec,
+    *,
+    mounts_of: Volume | None = None,
+    deadline_s: float = 30.0,
+    shm_before: tuple[int, ...] = (),
 ) -> Container:
-    """Makes a container without a rank, for a restore. Errors as `launch`."""
-    return _start(init_binary, spec, mounts_of, "ready", deadline_s)
+    """Makes a container without a rank, for a restore; its /dev/shm is none of `shm_before`. Errors as `launch`."""
+    return _start(init_binary, spec, mounts_of, "ready", deadline_s, shm_before)
 
 
 def hold_volume(init_binary: Path | str, overlay: Overlay, *, deadline_s: float = 30.0) -> Volume:
@@ -199,13 +204,20 @@ class Container(_Supervised):
         rank_pid: host pid of the rank; 0 while a restored container has none yet.
         keeper_pid: host pid of its parent, the root of the tree that is dumped.
         network: what it was made with.
+        shm_before: device numbers that /dev/shm had in earlier containers of the same processes.
     """
 
     def __init__(
-        self, first_stage: subprocess.Popen[bytes], status: socket.socket, init_binary: Path, network: Network
+        self,
+        first_stage: subprocess.Popen[bytes],
+        status: socket.socket,
+        init_binary: Path,
+        network: Network,
+        shm_before: tuple[int, ...] = (),
     ) -> None:
         super().__init__(first_stage, status, init_binary)
         self.network: Network = network
+        self.shm_before = shm_before
         self.rank_pid = 0
         self.keeper_pid = 0
         self._running = False
@@ -312,7 +324,12 @@ class Container(_Supervised):
 
 
 def _start(
-    init_binary: Path | str, spec: ContainerSpec, mounts_of: Volume | None, word: str, deadline_s: float
+    init_binary: Path | str,
+    spec: ContainerSpec,
+    mounts_of: Volume | None,
+    word: str,
+    deadline_s: float,
+    shm_before: tuple[int, ...] = (),
 ) -> Container:
     options: list[str] = [] if mounts_of is None else ["--mounts-of", str(mounts_of.init_pid)]
     if spec.overlay is not None:
@@ -321,7 +338,9 @@ def _start(
         options += ["--bind", str(source), str(destination)]
     options += ["--net", spec.network]
     if word == "ready":
-        container = Container(*_start_init(init_binary, [*options, "--restore"], {}, ()), spec.network)
+        if shm_before:
+            options += ["--no-shm", ",".join(map(str, shm_before))]
+        container = Container(*_start_init(init_binary, [*options, "--restore"], {}, ()), spec.network, shm_before)
         return _await(container, word, deadline_s)
     options += ["--cwd", str(spec.cwd), "--first-pid", str(spec.first_pid)]
     if spec.log is not None:

@@ -300,6 +300,25 @@ def test_a_connection_is_found_and_refused(lab):
     assert lab.alive(container.rank_pid)
 
 
+def test_no_container_has_a_dev_shm_that_one_before_it_had(lab):
+    """Device and inode are what torch.multiprocessing knows a batch of a data loader by."""
+    spec = lab.spec("identity")
+    container = lab.launch(spec)
+    seen, mounts = [], []
+    for _ in range(5):
+        lab.log.write_bytes(b"")
+        lab.wait_lines(2)
+        shown = set(lab.lines()[1].split())
+        assert len(shown) == 1
+        seen.append(shown.pop())
+        mounts.append(Path(f"/proc/{container.init_pid}/mountinfo").read_text().count(" /dev/shm "))
+        lab.dump(container)
+        container.kill()  # its number can be given away
+        container = lab.restore(spec)
+    assert len(set(seen)) == len(seen)
+    assert len(set(mounts)) == 1  # those that had a number that was in use are gone
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "persistent"), [("fork", "1"), ("fork", "0"), ("spawn", "1")])
 def test_data_loader_workers_travel(lab, method, persistent, until):
