@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from proxy_runtime.process import proc, shm
+from proxy_runtime.process import kept, proc, shm
 from proxy_runtime.process.criu_errors import CriuError, error_lines, explain
+from proxy_runtime.process.inodes import inode_violations
 from proxy_runtime.process.namespace import Container, ContainerSpec, Volume, launch_empty
 from proxy_runtime.process.rpc import (
     CgroupMode,
@@ -98,7 +99,11 @@ def dump(
 
     def at_stage(script: str, _: int) -> None:
         if script == "post-dump":
+            found = [sentence for pid in container.processes() for sentence in inode_violations(pid)]
+            if found:  # opened since whoever asked for the dump has looked
+                raise CriuError(f"{_doing(container)}: {'; '.join(found)}.", code="criu.inode")
             shm.save(container, directory)
+            kept.save(container, directory)
             if on_frozen is not None:
                 on_frozen()
 
@@ -159,7 +164,7 @@ def restore(
         raise CriuError(f"{_undone(directory)}: /dev/shm: {error}.", code="criu.shm") from error
     container = launch_empty(init_binary, spec, mounts_of=mounts_of, deadline_s=deadline_s, shm_before=before)
     try:
-        _restore_into(criu, container, request, directory, on_paused, limit)
+        _restore_into(criu, container, request, directory, on_paused, limit, spec.no_aslr)
     except BaseException:
         container.kill()
         raise
@@ -173,6 +178,7 @@ def _restore_into(
     directory: Path,
     on_paused: Callable[[Container], None] | None,
     limit: float,
+    no_aslr: bool,
 ) -> None:
     doing = _undone(directory)
     _require_visible(container, directory)
@@ -188,10 +194,11 @@ def _restore_into(
             keeper = pid
         elif script == "pre-resume":  # memory complete, restorer code gone, every thread stopped by ptrace
             container.adopt(keeper)
+            kept.load(container, directory)
             if on_paused is not None:
                 on_paused(container)
 
-    _call(criu, container, request, directory, at_stage, limit, doing)
+    _call(criu, container, request, directory, at_stage, limit, doing, no_aslr=no_aslr)
 
 
 def _dump_once(
@@ -224,10 +231,11 @@ def _call(
     limit: float,
     doing: str,
     grace_s: float = 0.0,
+    no_aslr: bool = False,
 ) -> None:
     log = directory / _LOG[request.type]
     try:
-        with Session(criu.path, container, limit - time.monotonic(), grace_s=grace_s) as session:
+        with Session(criu.path, container, limit - time.monotonic(), grace_s=grace_s, no_aslr=no_aslr) as session:
             try:
                 response = session.call(request, at_stage)
             except SessionTimeoutError:

@@ -3,7 +3,8 @@
 //   init --status-fd N [options] -- argv...      start argv as the rank of a fresh container
 //   init --restore --status-fd N [options]       a container without a rank; CRIU will restore one into it
 //   init --hold --status-fd N --overlay ...      keep a mount namespace (a job's volume) that containers join
-//   init --enter PID [--net-too] -- argv...      run argv inside the namespaces of container init PID (CRIU does)
+//   init --enter PID [--net-too] [--no-aslr] -- argv...
+//                                                run argv inside the namespaces of container init PID (CRIU does)
 //
 // Options (--overlay and --bind are applied in the order given):
 //   --parent PID             the launcher; if it is no longer our parent, stop at once
@@ -511,6 +512,7 @@ static int enter(const struct options* o) {
     die_with_parent(self);
     close(self);
     setsid();
+    if (o->no_aslr && personality(ADDR_NO_RANDOMIZE) < 0) fail("cannot switch off", "randomization");
     execv(o->argv[0], o->argv);
     fail("cannot execute", o->argv[0]);
   }

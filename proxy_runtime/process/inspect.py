@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from proxy_runtime.process.inodes import inode_violations
 from proxy_runtime.process.namespace import Container
 
 RING_NAME: Final = "ergo-ring"  # name of the channel's memfd
@@ -62,6 +63,7 @@ def violations(
     for pid in container.processes():
         found += descriptor_violations(pid, ring_name, allowed_ports, may_open_ring=shared_rings)
         found += mapping_violations(pid, ring_name, may_map_ring=shared_rings or pid == container.rank_pid)
+        found += inode_violations(pid)
     return found
 
 

@@ -143,12 +143,22 @@ class Session:
         container: where it runs.
         deadline_s: seconds for all calls, hooks not counted.
         grace_s: how much longer a late CRIU may take to undo what it has done.
+        no_aslr: address space randomization is off in what it restores and in all that this starts later: CRIU does
+            not keep that of the processes it has dumped, and they have its own.
 
     Attributes:
         criu_pid: host pid of CRIU itself.
     """
 
-    def __init__(self, criu_path: Path | str, container: Container, deadline_s: float, *, grace_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        criu_path: Path | str,
+        container: Container,
+        deadline_s: float,
+        *,
+        grace_s: float = 0.0,
+        no_aslr: bool = False,
+    ) -> None:
         self._limit = time.monotonic() + deadline_s
         self._grace_s = grace_s
         self._pidfd = -1
@@ -158,6 +168,8 @@ class Session:
         argv = [str(container.init_binary), "--parent", str(os.getpid()), "--enter", str(container.init_pid)]
         if container.network != "host":
             argv.append("--net-too")
+        if no_aslr:
+            argv.append("--no-aslr")
         try:
             with theirs:
                 argv += ["--", str(criu_path), "swrk", str(theirs.fileno())]

@@ -199,6 +199,10 @@ def test_the_doctor_says_what_is_lacking(tmp_path, monkeypatch, home, init_binar
         ("(00.01)   77: Error (criu/files-reg.c:1): File job/log has bad size 5 (expect 3)", "criu.file-differs"),
         ("(00.01) Error (criu/cr-restore.c:1): Can't fork for 1000: File exists", "criu.pid-in-use"),
         ("(00.01) Error (criu/seize.c:1): Zombies with threads are not supported", "criu.exiting"),
+        (
+            "(00.01) Error (criu/files-reg.c:1): Can't link remap to /job/a b.pt: Invalid cross-device link",
+            "criu.replaced-file",
+        ),
         ("(00.01) Error (criu/mem.c:1): Something nobody has seen", "criu.failed"),
     ],
 )

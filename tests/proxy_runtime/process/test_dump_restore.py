@@ -319,6 +319,33 @@ def test_no_container_has_a_dev_shm_that_one_before_it_had(lab):
     assert len(set(mounts)) == 1  # those that had a number that was in use are gone
 
 
+def test_what_criu_leaves_out_travels(lab):
+    """Addresses order sets of objects in children that are started later; processors decide on numbers of threads."""
+    spec = lab.spec("machine")
+    container = lab.launch(spec)
+    seen = []
+    for _ in range(3):
+        lab.log.write_bytes(b"")
+        seen.append(lab.wait_lines(2)[1])
+        lab.dump(container)
+        container.kill()
+        container = lab.restore(spec)
+    assert seen[0].startswith("00040000 00040000 ")
+    assert len(set(seen)) == 1
+
+
+def test_a_database_that_is_open_is_not_taken_along(lab, until):
+    spec = lab.spec("database", "/dev/shm")
+    container = lab.launch(spec)
+    lab.wait_lines(1)
+    with pytest.raises(CriuError, match=r"has the SQLite database /dev/shm/a.db open") as caught:
+        lab.dump(container)
+    assert caught.value.code == "criu.inode"
+    container.signal(signal.SIGUSR1)  # closes it
+    until(lambda: inspect.violations(container) == [], "closed")
+    lab.dump(container)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "persistent"), [("fork", "1"), ("fork", "0"), ("spawn", "1")])
 def test_data_loader_workers_travel(lab, method, persistent, until):

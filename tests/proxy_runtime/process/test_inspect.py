@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from proxy_runtime.process import inspect
+from tests.proxy_runtime.process.looks import rank_running
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,35 @@ def test_a_connected_datagram_socket_is_found(lab):
     (sentence,) = inspect.violations(container)
     assert f"process {container.rank_pid} holds a connection (udp port" in sentence
     assert "to port 9" in sentence
+
+
+def test_databases_are_found_where_files_get_other_inodes(lab, until):
+    inside = lab.launch(lab.spec("database", "/dev/shm"))
+    lab.wait_lines(1)
+    (sentence,) = inspect.violations(inside)
+    assert f"process {inside.rank_pid} has the SQLite database /dev/shm/a.db open" in sentence
+    log = lab.directory / "outside"  # a file of the host's is the same one after a restore
+    outside = lab.launch(lab.spec("database", str(lab.directory), log=log))
+    until(lambda: log.exists() and log.read_text() == "open\n", "the other one is open")
+    assert inspect.violations(outside) == []
+
+
+def test_watches_are_found(lab):
+    code = (
+        "import ctypes,os,time; libc=ctypes.CDLL(None); os.mkdir('/dev/shm/seen'); watch=libc.inotify_init1(0); "
+        "idle=libc.inotify_init1(0); libc.inotify_add_watch(watch,{0},0x100); print('up',flush=True); time.sleep(1000)"
+    )
+    for directory in ("b'/dev/shm/seen'", "b'/dev/shm/missing'"):
+        container = rank_running(lab, code.format(directory))
+        found = inspect.violations(container)
+        container.kill()
+        lab.log.unlink()
+        if directory.endswith("seen'"):
+            assert [sentence.partition(" watches ")[2] for sentence in found] == [
+                "files with inotify, and would miss changes: poll instead"
+            ]
+        else:
+            assert found == []  # nothing is watched
 
 
 def test_sockets_of_other_processes_do_not_count(lab):
