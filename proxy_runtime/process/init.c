@@ -3,8 +3,7 @@
 //   init --status-fd N [options] -- argv...      start argv as the rank of a fresh container
 //   init --restore --status-fd N [options]       a container without a rank; CRIU will restore one into it
 //   init --hold --status-fd N --overlay ...      keep a mount namespace (a job's volume) that containers join
-//   init --enter PID [--net-too] [--no-aslr] -- argv...
-//                                                run argv inside the namespaces of container init PID (CRIU does)
+//   init --enter PID [--net-too] [--no-aslr] -- argv...   run argv in the namespaces of container init PID (CRIU does)
 //
 // Options (--overlay and --bind are applied in the order given):
 //   --parent PID             the launcher; if it is no longer our parent, stop at once
@@ -172,10 +171,8 @@ static void mount_overlay(char** paths) {
 }
 
 static bool is_listed(const char* list, dev_t device) {
-  while (list != NULL && *list != '\0') {
-    char* end;
+  for (char* end; list != NULL && *list != '\0'; list = *end == ',' ? end + 1 : NULL) {
     if (strtoull(list, &end, 10) == device) return true;
-    list = *end == ',' ? end + 1 : NULL;
   }
   return false;
 }
