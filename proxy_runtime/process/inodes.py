@@ -19,15 +19,12 @@ def inode_violations(pid: int) -> list[str]:
     """Sentences about watches, and databases that are open for writing in directories that only the container has."""
     watches = False
     databases: set[str] = set()
-    ours = set(_mounts(os.getpid()).values())
-    theirs = _mounts(pid)
     for number in _numbers(pid):
         try:
             target = os.readlink(f"/proc/{pid}/fd/{number}")
             if target.startswith("anon_inode:inotify"):
                 watches |= "inotify wd:" in _info(pid, number)
-            # A mount that is the host's own has the same files, with the same inodes, after a restore on this machine.
-            elif target.startswith("/") and _is_database(pid, number) and theirs.get(_mount(pid, number)) not in ours:
+            elif target.startswith("/") and _is_database(pid, number) and not _is_of_host(pid, number):
                 databases.add(target)
         except (OSError, ValueError):
             continue  # closed meanwhile
@@ -54,8 +51,10 @@ def _field(info: str, name: str) -> str:
     return next(line.partition(":")[2].strip() for line in info.splitlines() if line.startswith(name + ":"))
 
 
-def _mount(pid: int, number: str) -> str:
-    return _field(_info(pid, number), "mnt_id")
+def _is_of_host(pid: int, number: str) -> bool:
+    """A mount that is the host's own has the same files, with the same inodes, after a restore on this machine."""
+    mount = _mounts(pid).get(_field(_info(pid, number), "mnt_id"))
+    return mount in _mounts(os.getpid()).values()
 
 
 def _is_database(pid: int, number: str) -> bool:

@@ -265,7 +265,6 @@ def test_a_process_that_was_just_exiting_is_tried_once_more(lab, monkeypatch, ti
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from typing import BinaryIO
 from proxy_runtime.process import criu, proc
 from proxy_runtime.process.criu_binary import probe
 from proxy_runtime.process.namespace import ContainerSpec, launch
