@@ -136,7 +136,7 @@ def _follow(job: Job, script: Script, plan: CutPlan) -> None:
     draw = random.Random(plan.seed)
     _until_running(job)
     for index in range(plan.count):
-        # The first one soon: a fast machine must not be done before it.
+        # The first one soon, and scripts train for seconds: a machine must not be done before it.
         limit = time.monotonic() + draw.random() * (plan.longest_pause_s if index else 0.1)
         while time.monotonic() < limit and not job.ended:
             time.sleep(0.005)

@@ -17,7 +17,7 @@ TORCHRUN = ("torchrun", "--nproc-per-node=2")
 MODULE = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 CUT = [
-    Script(JOBS / "spawns.py", ("--steps", "200"), ranks=2, launcher=("python",)),
+    Script(JOBS / "spawns.py", ("--steps", "1500"), ranks=2, launcher=("python",)),
     pytest.param(Script(JOBS / "ddp_skew.py", ranks=2, launcher=TORCHRUN), marks=pytest.mark.slow),
     pytest.param(Script(JOBS / "ddp_skew.py", ranks=2, launcher=MODULE), marks=pytest.mark.slow),
     pytest.param(
