@@ -15,7 +15,8 @@ from temporalio.service import RPCError
 
 from model.ids import Epoch, JobId, NodeId
 from model.names import Signal
-from model.runtime import Progress, SharingIncidents, SharingNotice
+from model.runtime import Progress
+from model.sharing import SharingIncidents, SharingNotice
 
 LOOK_S = 1.0
 FIRST_GAP_S, LONGEST_GAP_S = 5.0, 600.0

@@ -255,13 +255,22 @@ def why_over(ranks: Sequence[RankParts], pack: Pack) -> str:
     A rank is in a checkpoint with its process, or with the record that it had exited with 0. Where nobody has a
     process there is nothing to go on with.
     """
-    trees = [rank for rank in ranks if pack == "rank" or rank.rank == 0]
-    for rank in trees:
+    ended = all(rank.process is None for rank in _trees(ranks, pack))
+    return why_lost(ranks, pack) or ("every rank had ended by then" if ended else "")
+
+
+def why_lost(ranks: Sequence[RankParts], pack: Pack) -> str:
+    """Why one of some ranks cannot go on from its parts, as of `why_over`."""
+    for rank in _trees(ranks, pack):
         if rank.process is None and rank.exit_code != 0:
             code = rank.exit_code
             how = "nothing says how it had ended" if code is None else f"it had ended with exit code {code}"
             return f"rank {rank.rank} has no process in it, and {how}"
-    return "every rank had ended by then" if all(rank.process is None for rank in trees) else ""
+    return ""
+
+
+def _trees(ranks: Sequence[RankParts], pack: Pack) -> list[RankParts]:
+    return [rank for rank in ranks if pack == "rank" or rank.rank == 0]
 
 
 class Manifest(_Shape):

@@ -24,6 +24,7 @@ from model.job_spec import JobSpec
 from model.manifest import PartRef, RankParts, RankState
 from model.placement import Placement, check_placement
 from model.shape import Shape
+from model.sharing import SharingIncidents
 
 
 class RuntimeCode(StrEnum):
@@ -62,33 +63,6 @@ class AttendInput(Shape):
 
     def __post_init__(self) -> None:
         _check_assignment(self.spec, self.placement, self.node, self.epoch)
-
-
-@dataclass(frozen=True, slots=True)
-class SharingIncidents(Shape):
-    """What went another way than it should where ranks of a job share a device. None of it changes a number.
-
-    Attributes:
-        time_limits: waits of a rank for the others of its device that a time limit has ended.
-        mismatches: results that were taken for equal, were computed by each rank to make sure, and were not.
-        unshared: operators that every rank runs by itself from then on.
-    """
-
-    time_limits: int = 0
-    mismatches: int = 0
-    unshared: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.time_limits or self.mismatches)
-
-
-@dataclass(frozen=True, slots=True)
-class SharingNotice(Shape):
-    """The signal ``sharing`` of a job: all incidents of an epoch on a node so far. Told twice it counts once."""
-
-    epoch: Epoch
-    node: NodeId
-    incidents: SharingIncidents
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,22 +214,32 @@ class CheckpointInput(Shape):
     Attributes:
         kind: ``live`` runs on while the rest is written; ``suspend`` keeps processes frozen and device state in host
             memory, for a fast resume on the same node; ``full`` writes everything, so that the job can move anywhere,
-            and leaves it stopped; ``final`` writes the volume of a job whose ranks have ended (no cut: 0).
+            and leaves it stopped; ``leaving`` does the same with the processes and devices of `ranks` only, and the
+            others stand in their memory; ``final`` writes the volume of a job whose ranks have ended (no cut: 0).
         commit: None to write; the parts of all nodes to write the manifest and move the job's ``HEAD`` to it. The
-            commit is conditional on the epoch.
+            commit is conditional on the epoch. What leaves its nodes is named by a manifest, but no ``HEAD``: the job
+            never goes back to it.
         parent: the checkpoint that this one continues.
+        ranks: for ``leaving``, those that will not be on this node any more.
     """
 
     job: JobId
     epoch: Epoch
     cut: int
-    kind: Literal["live", "suspend", "full", "final"]
+    kind: Literal["live", "suspend", "full", "leaving", "final"]
     deadline_s: float
     commit: tuple[NodeParts, ...] | None = None
     parent: CheckpointId | None = None
+    ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_positive("deadline_s", self.deadline_s)
+        if self.ranks and self.kind != "leaving":
+            raise ModelError(
+                f"Ranks were named for a checkpoint of the kind {self.kind}.",
+                code="model.checkpoint",
+                remedy="Name them for leaving.",
+            )
         if self.commit is None:
             return
         ranks = sorted(state.rank for parts in self.commit for state in parts.states)
@@ -295,12 +279,12 @@ class TransferInput(Shape):
         sources: where to ask, in this order: ids of nodes, or ``store`` for the object store.
         ahead: the job still runs at the source and a later checkpoint will follow (pre-copy).
         tenant: whose chunks they are.
-        ranks: whose parts are needed here; empty for all.
+        ranks: whose parts are needed here; empty for all, and with `keeps` for none.
         spec: with `placement` and `ahead`: the restore that will follow is made ready too, as far as that is possible
             before the job is stopped: the volume's base, the shim, device proxies that reach one another.
         placement: of that restore.
-        keeps: with `spec`: that restore keeps the processes that are here (`RestoreInput.cut`), so that nothing is
-            fetched. Refused with `RuntimeCode.UNSUITABLE` where they cannot be kept.
+        keeps: with `spec`: that restore keeps the processes that are here (`RestoreInput.cut`). Refused with
+            `RuntimeCode.UNSUITABLE` where they cannot be kept.
     """
 
     job: JobId
@@ -339,9 +323,12 @@ class RestoreInput(Shape):
     Attributes:
         beside: parts of older epochs on this node are left as they are: the job is held there and goes on there
             should this epoch not come to count. The job's `HEAD` decides, then `stop` ends the one or the other.
-        cut: with `beside`, of a job whose ranks all stay on their nodes: the finished cut at which the epoch before is
-            held. Its processes go on in this one, with other devices; `checkpoint` is only what the job would go back
-            to. 0 where the part is made from the checkpoint.
+        cut: with `beside`, on a node where ranks stay: the finished cut at which the epoch before is held. Their
+            processes go on in this one, with other devices; `checkpoint` is only what the job would go back to. 0 where
+            the part is made from the checkpoint.
+        come: with `cut`, of a job some of whose ranks change their node: `checkpoint` is of the kind ``leaving``. Ranks
+            that come are made from it, and the job's directory here becomes that of all nodes. Refused with
+            `RuntimeCode.UNSUITABLE` where that cannot be done in a directory that is in use.
     """
 
     job: JobId
@@ -353,12 +340,15 @@ class RestoreInput(Shape):
     deadline_s: float
     beside: bool = False
     cut: int = 0
+    come: bool = False
 
     def __post_init__(self) -> None:
         _check_positive("deadline_s", self.deadline_s)
         _check_assignment(self.spec, self.placement, self.node, self.epoch)
         if self.cut and not self.beside:
             raise ModelError("Processes are kept of a part that is held.", code="model.restore", remedy="Set `beside`.")
+        if self.come and not self.cut:
+            raise ModelError("Ranks come to others that stay.", code="model.restore", remedy="Set `cut`.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ NOT_A_CHECKPOINT = "checkpoint.not-a-checkpoint"
 WRONG_KEY = "checkpoint.wrong-key"
 BUSY = "checkpoint.busy"
 UNSUPPORTED = "checkpoint.unsupported"
+IN_USE = "checkpoint.in-use"
 IO = "checkpoint.io"
 
 

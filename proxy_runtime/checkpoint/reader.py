@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,8 +159,8 @@ class CheckpointReader:
         """
         with self.chunks() as chunks:
             entries = self.tree_with(chunks, part).entries
-            plan = [(e, self.refs_of(e, part)) for e in entries if e.kind == "file"]
-            needed = sum(length for _, refs in plan for chunk, length in refs if chunk != ZERO_ID)
+            files = [e for e in entries if e.kind == "file"]
+            needed = sum(length for e in files for chunk, length in self.refs_of(e, part) if chunk != ZERO_ID)
             if (free := free_bytes(free_path(dest))) < needed:
                 raise no_space(dest, needed, free)
             if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
@@ -170,11 +170,21 @@ class CheckpointReader:
                 volume.create(nodes, dest)
                 linked = {e.target for e in entries if e.kind == "hardlink"}
                 held = _Held(earlier, dest, linked) if earlier else None
-                self._fill(chunks, part, plan, dest, held)
+                root = os.fsencode(dest)
+                self._fill(chunks, part, [(e, os.path.join(root, node_of(e).path)) for e in files], held)
                 volume.finish(nodes, dest)
             except BaseException:
                 _clear(dest)
                 raise
+
+    def fill(self, part: Part, files: Iterable[tuple[TreeEntry, Path]]) -> None:
+        """Writes the proved contents of regular files of a part into files that are there, at their size and empty.
+
+        Raises:
+            CheckpointError: the part is damaged, or the disk is full.
+        """
+        with self.chunks() as chunks:
+            self._fill(chunks, part, [(entry, os.fsencode(path)) for entry, path in files])
 
     def verify(self) -> Verified:
         """Reads and proves everything.
@@ -251,14 +261,13 @@ class CheckpointReader:
         self,
         chunks: ChunkReader,
         part: Part,
-        plan: Sequence[tuple[TreeEntry, list[tuple[bytes, int]]]],
-        dest: Path,
-        held: _Held | None,
+        files: Iterable[tuple[TreeEntry, bytes]],
+        held: _Held | None = None,
     ) -> None:
         with workers() as pool:
             jobs: list[Future[None]] = []
-            for entry, refs in plan:
-                path = os.path.join(os.fsencode(dest), node_of(entry).path)
+            for entry, path in files:
+                refs = self.refs_of(entry, part)
                 where = describe(entry, part)
                 wanted: list[Wanted] = []
                 there = held.take(entry, lambda old: self.refs_of(old, part)) if held else {}

@@ -101,7 +101,7 @@ def read_node(root: bytes, path: bytes, info: os.stat_result) -> Node:
         kind = "directory"
     elif stat.S_ISLNK(info.st_mode):
         kind, target = "symlink", os.readlink(full)
-    elif stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
+    elif is_whiteout(info):
         kind = "whiteout"
     elif stat.S_ISFIFO(info.st_mode):
         kind = "fifo"
@@ -114,6 +114,11 @@ def read_node(root: bytes, path: bytes, info: os.stat_result) -> Node:
     return Node(
         path, kind, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns, _xattrs(full), target, size
     )
+
+
+def is_whiteout(info: os.stat_result) -> bool:
+    """Whether it is what says, in an upper directory, that a name of the lower one is gone."""
+    return stat.S_ISCHR(info.st_mode) and info.st_rdev == 0
 
 
 def apply(tree: VolumeTree, dest: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,9 @@ from proxy_runtime.cut.dumped import device_files, note_packed, process_files
 from proxy_runtime.cut.living import require_living
 from proxy_runtime.process import criu
 from proxy_runtime.process.criu_setup import Criu
-from proxy_runtime.shim.generation import Generation, Rank, in_parallel
+from proxy_runtime.shim.generation import Generation, Rank
 from proxy_runtime.shim.spec import CutReport, RunError
+from proxy_runtime.shim.workers import in_parallel
 
 _NOT_FROZEN = "cut.not-frozen"
 
@@ -59,6 +60,7 @@ class Cutter:
         self._report = report
         self.counts: dict[int, dict[str, Any]] = {}
         self.exits: dict[int, int] = {}
+        self._only: Collection[int] | None = None
 
     # ------------------------------------------------------------------ phases
 
@@ -125,24 +127,28 @@ class Cutter:
         self._report.pending_operations = sum(reply["pending_operations"] for reply in replies)
         self._report.pending_bytes = sum(reply["pending_bytes"] for reply in replies)
 
-    def dump(self, writer: CheckpointWriter, *, hold: bool, deadline_s: float) -> None:
+    def dump(
+        self, writer: CheckpointWriter, *, hold: bool, deadline_s: float, only: Collection[int] | None = None
+    ) -> None:
         """Dumps devices and processes into the scratch directory and the volume, all frozen together, into `writer`.
 
         Args:
             writer: takes the volume now, and the rest with `pack`. It stays the caller's: abort it after an error.
             hold: keep the ranks stopped afterwards.
             deadline_s: for all of it.
+            only: ranks whose processes are dumped, and packed; the others are stopped and stay. None for all.
         """
         generation = self._generation
+        self._only = only
         require_living(generation)
         self._require_clean_processes()
         start = time.perf_counter()
-        living = generation.living()
+        living = [rank for rank in generation.living() if self._meant(rank)]
         # Whoever is not dumped has ended well: who dies from now on fails its own dump.
         require_living(generation)
-        gone = [rank for rank in generation.ranks if rank.has_tree and rank not in living]
+        gone = [rank for rank in generation.ranks if rank.has_tree and rank.exit is not None]
         self.exits = {rank.rank: rank.exit.code for rank in gone if rank.exit is not None}
-        capture = FrozenTogether(len(living), deadline_s, lambda: self._capture(writer, hold))
+        capture = FrozenTogether(len(living), deadline_s, lambda: self._capture(writer, hold, deadline_s))
 
         def process(rank: Rank) -> int:
             images = process_files(self.scratch, rank.rank)
@@ -176,7 +182,7 @@ class Cutter:
 
     def pack(self, writer: CheckpointWriter) -> None:
         """Hands what was dumped to the writer. The ranks may run meanwhile."""
-        for rank in self._generation.ranks:
+        for rank in filter(self._meant, self._generation.ranks):
             base = device_files(self.scratch, rank.rank)
             writer.add_file(Part.device(rank.rank), "meta", base / "meta")
             writer.add_file(Part.device(rank.rank), "storages", base / "storages")
@@ -232,7 +238,7 @@ class Cutter:
 
     def _require_clean_processes(self) -> None:
         start = time.perf_counter()
-        found = self._generation.violations()
+        found = self._generation.violations(filter(self._meant, self._generation.living()))
         self._report.ms["inspect"] = elapsed_ms(start)
         if found:
             raise RunError(
@@ -241,11 +247,15 @@ class Cutter:
                 remedy="Close it in the script; the job runs on.",
             )
 
-    def _capture(self, writer: CheckpointWriter, hold: bool) -> None:
+    def _meant(self, rank: Rank) -> bool:
+        return self._only is None or rank.rank in self._only
+
+    def _capture(self, writer: CheckpointWriter, hold: bool, deadline_s: float) -> None:
         """Runs once, while every local rank is frozen: nobody can write to the volume."""
         start = time.perf_counter()
         if hold:
             self._generation.hold()
+            self._generation.await_held([r for r in self._generation.living() if not self._meant(r)], deadline_s)
         for rank in self._generation.ranks:
             self._save_ring(rank)
         writer.add_tree(Part.volume(), self._generation.layout.volume)

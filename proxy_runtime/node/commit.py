@@ -48,12 +48,13 @@ class Committer:
 
         Raises:
             Fenced: another epoch counts.
-            NodeError: a rank has no process and has not exited with 0; one that is only kept (``final``) may have any.
+            NodeError: a rank has no process and has not exited with 0; one that is only kept (``final``) may have any,
+                and of what leaves its nodes (``leaving``) only that part is there.
             ErgoError: parts are missing in the fleet's store, or it does not answer.
         """
         clock = Clock()
         record, parts = self.record, request.commit or ()
-        if request.kind != "final":
+        if request.kind not in ("final", "leaving"):
             self._require_going_on(parts)
         header = self._header(parts, request.parent)
         volume, _ = volumes.join_volumes(self.fleet, self.store, record.job, record.epoch, self.base, parts)
@@ -62,11 +63,12 @@ class Committer:
         step = min(header.steps)
         if request.kind == "final":
             self.fleet.commit_final(record.job, record.epoch, manifest.root)
-        else:
+        elif request.kind != "leaving":  # that is a way from node to node, and nothing that one could go back to
             self.fleet.commit_checkpoint(record.job, record.epoch, manifest.root, step)
         clock.lap("commit")
-        # The job may stand still for this commit, and whoever reads the store can hold up its cleaning.
-        threading.Thread(target=self._retain, args=(parts, volume), name="retain", daemon=True).start()
+        if request.kind != "leaving":
+            # The job may stand still for this commit, and whoever reads the store can hold up its cleaning.
+            threading.Thread(target=self._retain, args=(parts, volume), name="retain", daemon=True).start()
         refs = [ref for rank in manifest.ranks for ref in (rank.process, rank.device)] + [manifest.volume]
         return CheckpointResult(
             checkpoint=manifest.root,

@@ -69,6 +69,7 @@ _MEANINGS: dict[str, RuntimeCode] = {
     checkpoint.OTHER_BUILD: RuntimeCode.UNSUITABLE,
     checkpoint.OTHER_CLASS: RuntimeCode.UNSUITABLE,
     checkpoint.NEWER_FORMAT: RuntimeCode.UNSUITABLE,
+    checkpoint.IN_USE: RuntimeCode.UNSUITABLE,
 }
 
 

@@ -55,6 +55,11 @@ class Part:
         return self.record.epoch
 
     @property
+    def home(self) -> Epoch:
+        """The epoch whose run directory it has: that of the first one that had its processes."""
+        return self.record.home or self.record.epoch
+
+    @property
     def progress(self) -> Progress:
         """As it was last heard of."""
         return self._progress
@@ -219,7 +224,7 @@ class Parts:
 
     def strangers(self) -> list[RunLayout]:
         """Run directories that no record tells of."""
-        known = {(str(part.job), int(part.record.home or part.epoch)) for part in self.all()}
+        known = {(str(part.job), int(part.home)) for part in self.all()}
         found = RunLayout.parts_in(self.runs_dir)
         return [layout for layout, epoch in found if (layout.job_id, epoch) not in known]
 

@@ -147,7 +147,7 @@ class LocalNodeRuntime:
         with translated():
             self._require_current(request.job, request.epoch)
             result = TransferResult(0, 0)
-            if not request.keeps:
+            if not request.keeps or request.ranks:
                 result = self._calls.run(key, lambda: self.storage.pull(request), remember=False)
             if request.spec is not None and request.placement is not None:
                 spec, placement = request.spec, request.placement
@@ -292,7 +292,7 @@ class LocalNodeRuntime:
     def _write(self, part: Part, request: CheckpointInput) -> CheckpointResult:
         clock = Clock()
         kind = "full" if request.kind == "suspend" else request.kind
-        written = part.client.write(request.cut, kind, deadline_s=request.deadline_s)
+        written = part.client.write(request.cut, kind, ranks=request.ranks, deadline_s=request.deadline_s)
         clock.lap("write")
         pushed = self.storage.push(part.record.spec.tenant, written, (part.job, part.epoch))
         clock.lap("push")

@@ -93,7 +93,7 @@ class Starter:
             part, _ = self._to_restore(job, epoch, spec, placement, request.checkpoint)
         with self._ended_on_error(part):
             self._connect(part, placement, fresh=False, deadline_s=request.deadline_s)
-            if request.keeps:
+            if request.keeps and not request.ranks:
                 return
             # Of ranks that are here the next cut has the files at hand.
             places = [old.record.placement for old in self._parts.of_job(job) if old.epoch < epoch]
@@ -101,7 +101,7 @@ class Starter:
             come = {*placement.ranks_at(self._profile.node)} - here
             reader = self._storage.store(spec.tenant).read(request.checkpoint, job)
             with suppress(ErgoError):  # without them everything is read when the ranks stand
-                ahead.bring(reader, come, part.client.layout.epoch(epoch).ahead)
+                ahead.bring(reader, come, part.client.layout.epoch(part.home).ahead(epoch))
 
     def restore(self, request: RestoreInput) -> RestoreResult:
         """Makes a part from a checkpoint, paused."""
@@ -120,15 +120,21 @@ class Starter:
         return RestoreResult(result.ranks, {**result.timings_ms, **clock.laps})
 
     def keep(self, request: RestoreInput) -> RestoreResult:
-        """Makes a part from the processes of the epoch before, which is held at a cut; they stand still."""
+        """Makes a part from processes of the epoch before, which is held at a cut; they stand still."""
         clock = Clock()
-        job, epoch = request.job, request.epoch
+        job, epoch, spec = request.job, request.epoch, request.spec
         part = self._to_keep(job, epoch, request.placement)
         with self._ended_on_error(part):
             if not part.connected:
                 self._connect(part, request.placement, fresh=False, deadline_s=request.deadline_s)
             clock.lap("connect")
-            result = part.client.keep(request.cut, deadline_s=request.deadline_s)
+            come = None
+            if request.come:
+                come = request.checkpoint
+                manifest = self._storage.manifest(spec.tenant, job, come)
+                launch.require_fitting(manifest, self.numerics)
+                self._keep_base(job, epoch, spec, manifest)
+            result = part.client.keep(request.cut, come, deadline_s=request.deadline_s)
             part.mark_started(result.ranks)
             part.look()
         return RestoreResult(result.ranks, {**result.timings_ms, **clock.laps})
@@ -180,8 +186,7 @@ class Starter:
         if before is None or before.ended:
             raise unknown(job, epoch, self._profile.node)
         launch.require_devices(self._profile, placement)
-        home = before.record.home or before.epoch
-        record = replace(before.record, epoch=epoch, placement=placement, home=home, started=False, restored=())
+        record = replace(before.record, epoch=epoch, placement=placement, home=before.home, started=False, restored=())
         spec = launch.run_spec(self._profile, record, record.env, self._volumes.of(record.spec), self._python)
         with self._parts.lock(job):
             self._require_open(job, epoch)

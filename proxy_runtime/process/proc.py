@@ -73,6 +73,16 @@ def pid_inside(pid: int) -> int:
     return int(numbers[-1]) if numbers else 0
 
 
+def stands(pid: int) -> bool:
+    """Whether no thread of a process runs: all are stopped, or it has ended."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return True
+    states = [(_stat(f"{pid}/task/{task}") or "X")[0] for task in tasks]
+    return all(state in "TtZXx" for state in states)
+
+
 def started_at(pid: int) -> float:
     """When a process began, in seconds since the machine's start (`CLOCK_BOOTTIME`); 0 when it is gone."""
     fields = _stat(pid)
@@ -106,7 +116,7 @@ def _kept_status(pidfd: int) -> int | None:
     return status if mask & _INFO_EXIT else None
 
 
-def _stat(pid: int) -> list[str]:
+def _stat(pid: int | str) -> list[str]:
     """Fields of /proc/PID/stat from the third on, or nothing when the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -13,41 +13,27 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from proxy_runtime.build import Build
 from proxy_runtime.channel.ring import Ring, RingError
 from proxy_runtime.cut.agreement import verify_completed
 from proxy_runtime.device.client import DeviceProxyClient, Zygote, connect_fabric
 from proxy_runtime.device.wiring import Address, Pair
-from proxy_runtime.process import criu, inspect
+from proxy_runtime.process import criu, inspect, proc
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.process.namespace import Container, ContainerSpec, Overlay, Volume, hold_volume, launch
 from proxy_runtime.shim import blame
 from proxy_runtime.shim.claimants import Claimants
 from proxy_runtime.shim.layout import EpochLayout
-from proxy_runtime.shim.spec import SLOTS_PER_DEVICE, RankExit, RunSpec, contiguous_placement, rank_variables
+from proxy_runtime.shim.spec import SLOTS_PER_DEVICE, RankExit, RunError, RunSpec, contiguous_placement, rank_variables
+from proxy_runtime.shim.workers import in_parallel
 
-T = TypeVar("T")
-
-# Every rank that is restored keeps one busy until it may run; threads are made as they are needed.
-_workers = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="ergo-shim")
-
-
-def in_background(call: Callable[..., T], *arguments: Any) -> Future[T]:
-    """Starts the call in another thread."""
-    return _workers.submit(call, *arguments)
-
-
-def in_parallel(calls: Iterable[Callable[[], T]]) -> list[T]:
-    """Runs the calls side by side; raises the first error after all have ended."""
-    futures = [in_background(call) for call in calls]
-    wait(futures)
-    return [future.result() for future in futures]
+HELD_S = 10.0
+"""How long a process may take to stop: it does at its next way out of the kernel."""
 
 
 @dataclass(slots=True)
@@ -121,6 +107,7 @@ class Generation:
         placement: for every rank of the job the index of its device.
         proxies: local ones, by index of their devices.
         ranks: local ones.
+        held: their processes are stopped by `hold`.
     """
 
     spec: RunSpec
@@ -133,6 +120,7 @@ class Generation:
     ranks: list[Rank] = field(default_factory=list)
     volume: Volume | None = None
     claimants: Claimants = field(default_factory=Claimants)
+    held: bool = False
     _blame: blame.Blame = field(default_factory=blame.Blame, repr=False)
 
     # ------------------------------------------------------------------ bringing it up
@@ -300,10 +288,10 @@ class Generation:
         found = {rank.rank: rank.step for rank in self.ranks}
         return found if self.spec.pack == "rank" else {0: max(found.values())}
 
-    def violations(self) -> list[str]:
-        """Sentences about everything that a process of this job holds and must not hold at a cut."""
+    def violations(self, ranks: Iterable[Rank]) -> list[str]:
+        """Sentences about everything that a process of these living ranks holds and must not hold when it is dumped."""
         found: list[str] = []
-        for rank in self.living():
+        for rank in ranks:
             assert rank.container is not None
             found += [
                 f"rank {rank.rank}: {text}" for text in inspect.violations(rank.container, shared_rings=rank.shared)
@@ -324,26 +312,42 @@ class Generation:
 
     def hold(self) -> None:
         """Stops every process of every rank (SIGSTOP): nothing of it runs until `release`."""
-        self._signal_all(signal.SIGSTOP)
+        self.held = True
+        self._signal(self.living(), signal.SIGSTOP)
+
+    def await_held(self, ranks: Iterable[Rank], deadline_s: float) -> None:
+        """Waits until the processes of held ranks stand, those that they have started meanwhile included.
+
+        Raises:
+            RunError: one does not.
+        """
+        limit = time.monotonic() + min(deadline_s, HELD_S)
+        for rank in ranks:
+            assert rank.container is not None
+            while not all(map(proc.stands, rank.container.processes())):
+                if time.monotonic() > limit:
+                    raise RunError(f"rank {rank.rank} could not be stopped.", code="cut.deadline")
+                time.sleep(0.001)
+                self._signal([rank], signal.SIGSTOP)
+
+    def let_go(self, ranks: Iterable[Rank]) -> None:
+        """Undoes `hold` for some ranks."""
+        self._signal(ranks, signal.SIGCONT)
 
     def release(self) -> None:
         """Undoes `hold` and lets the proxies go on: the job runs as if no cut had been asked."""
         for proxy in self.proxies.values():
             with suppress(Exception):  # a dead proxy is found and reported by the monitor
                 proxy.resume()
-        self._signal_all(signal.SIGCONT)
+        self.held = False
+        self.let_go(self.living())
 
-    def _signal_all(self, number: int) -> None:
-        for rank in self.living():
+    def _signal(self, ranks: Iterable[Rank], number: int) -> None:
+        for rank in ranks:
             assert rank.container is not None
             for pid in rank.container.processes():
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
-
-    def terminate(self, grace_s: float) -> None:
-        """Ends the ranks by `terminate_ranks`, then everything else."""
-        self.terminate_ranks(grace_s)
-        self.kill()
 
     def terminate_ranks(self, grace_s: float) -> None:
         """SIGTERM to every living rank, SIGKILL to what is left after `grace_s` seconds. The proxies stay."""
@@ -355,11 +359,11 @@ class Generation:
         while self.living() and time.monotonic() < limit:
             self.poll_exits()
             time.sleep(0.01)
-        in_parallel([lambda rank=rank: self._kill_rank(rank) for rank in self.ranks])
+        self.kill_ranks(self.ranks)
 
     def kill(self) -> None:
         """Ends everything of this generation at once. Idempotent."""
-        in_parallel([lambda rank=rank: self._kill_rank(rank) for rank in self.ranks])
+        self.kill_ranks(self.ranks)
         self.claimants.close()
         proxies, self.proxies = self.proxies, {}
         for proxy in proxies.values():
@@ -367,6 +371,10 @@ class Generation:
         if self.volume is not None:
             self.volume.kill()
             self.volume = None
+
+    def kill_ranks(self, ranks: Iterable[Rank]) -> None:
+        """Ends some ranks at once."""
+        in_parallel([lambda rank=rank: self._kill_rank(rank) for rank in ranks])
 
     def _kill_rank(self, rank: Rank) -> None:
         if rank.container is not None:

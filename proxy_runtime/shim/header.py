@@ -13,6 +13,7 @@ from model.ids import Step
 from model.manifest import CommunicatorState, HostClass, ManifestHeader, NumericsClass, RankState
 from proxy_runtime.build import Build
 from proxy_runtime.checkpoint.parts import Part
+from proxy_runtime.checkpoint.reader import CheckpointReader
 from proxy_runtime.checkpoint.writer import CheckpointWriter
 from proxy_runtime.shim.generation import Generation, Rank
 from proxy_runtime.shim.spec import RunSpec
@@ -109,6 +110,20 @@ def _rank_state(generation: Generation, rank: Rank, counts: dict[str, Any]) -> R
         peak_bytes=memory.get("peak_bytes", 0),
         gradient_bytes=memory.get("gradient_bytes", 0),
     )
+
+
+def restorable(reader: CheckpointReader, spec: RunSpec, build: Build) -> CheckpointReader:
+    """The same checkpoint, which can be continued here.
+
+    Raises:
+        CheckpointError: it was made by another build, or for another class of device or host.
+    """
+    reader.require(
+        build_id=build.id,
+        numerics=numerics_class(build, spec.device_kind, spec.threads),
+        cpu_features=host_class().cpu_features,
+    )
+    return reader
 
 
 def numerics_class(build: Build, device_kind: str, threads: int) -> NumericsClass:

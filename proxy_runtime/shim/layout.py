@@ -70,10 +70,17 @@ class EpochLayout:
         """Files of a cut, as `proxy_runtime.cut.dumped` says; the directory as that of `scratch`."""
         return self.scratch(f"cut-{epoch}-{number}")
 
-    @property
-    def ahead(self) -> Path:
-        """Files that `proxy_runtime.shim.ahead` has brought."""
-        return self.root / "ahead"
+    def restored(self, epoch: int) -> Path:
+        """Files that ranks are restored from."""
+        return self.root / f"restore-{epoch}"
+
+    def ahead(self, epoch: int) -> Path:
+        """Files that `proxy_runtime.shim.ahead` has brought for them."""
+        return self.root / f"ahead-{epoch}"
+
+    def undo(self, epoch: int) -> Path:
+        """What the job's directory was before ranks came into it that were elsewhere."""
+        return self.root / f"undo-{epoch}"
 
     def create(self, *, volume: bool = True) -> EpochLayout:
         """Makes the directories; without those of the volume when a checkpoint will bring them."""

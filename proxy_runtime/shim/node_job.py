@@ -25,7 +25,7 @@ from proxy_runtime.device.client import Zygote
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.shim.generation import Generation, ended_on_error
-from proxy_runtime.shim.header import host_class, manifest_header, numerics_class, rank_states, sketch_in, sketched
+from proxy_runtime.shim.header import manifest_header, rank_states, restorable, sketch_in, sketched
 from proxy_runtime.shim.layout import EpochLayout, RunLayout
 from proxy_runtime.shim.placing import place
 from proxy_runtime.shim.reattaching import Reattachment
@@ -76,11 +76,7 @@ class NodeJob:
     def restore(self, reader: CheckpointReader) -> None:
         """Continues a checkpoint here. Raises ErgoError with nothing left behind."""
         spec = self.spec
-        reader.require(
-            build_id=self.build.id,
-            numerics=numerics_class(self.build, spec.device_kind, spec.threads),
-            cpu_features=host_class().cpu_features,
-        )
+        restorable(reader, spec, self.build)
         self.epoch = reader.manifest.epoch + 1
         layout = self._new_epoch(self.epoch, volume=False)
         header = reader.manifest.header
@@ -116,7 +112,8 @@ class NodeJob:
             for rank in generation.ranks:
                 if rank.ring is not None:
                     rank.ring.mark_proxy_gone()
-            generation.terminate(TERMINATE_GRACE_S)
+            generation.terminate_ranks(TERMINATE_GRACE_S)
+            generation.kill()
 
     # ------------------------------------------------------------------ what the monitor sees
 
@@ -321,7 +318,8 @@ class NodeJob:
             fresh.placement = place(self.spec, ranks, devices, old.placement)
             fresh.connect()
             report.ms["connect"] = (clock() - connected) * 1e3
-            reattachment.bring(scratch, deadline_s=limit_s)
+            reattachment.adopt()
+            reattachment.bring(lambda rank: device_files(scratch, rank.rank), deadline_s=limit_s)
         except BaseException:
             reattachment.refuse()
             old.release()

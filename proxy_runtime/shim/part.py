@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from model.runtime import AttendResult, NodeParts, SharingIncidents
+from model.runtime import AttendResult, NodeParts
 from model.shape import Shape
+from model.sharing import SharingIncidents
 
 
 class Phase(StrEnum):

@@ -124,18 +124,23 @@ class PartClient:
         `prepare`, `connect` and `keep` follow; other parts of the job have to do the same at the same cut.
 
         Args:
-            spec: of this epoch; the ranks of this node are those of `before`.
+            spec: of this epoch; it may have other ranks than `before`.
             before: the epoch that has the processes.
         """
         self._call("succeed", QUICK_S, spec=spec.to_json(), before=before)
 
-    def keep(self, cut: int, *, deadline_s: float = 60.0) -> RestoreResult:
+    def keep(
+        self, cut: int, checkpoint: CheckpointId | str | None = None, *, deadline_s: float = 60.0
+    ) -> RestoreResult:
         """Gives the ranks of the epoch before, held at a finished cut, to the proxies of this one.
+
+        With a `checkpoint`, of which all nodes have written what leaves them (``leaving``), those that come are
+        restored from it, and the job's directory, in use as it is, becomes that of the checkpoint.
 
         They stand still until `go`, or until the epoch before is ended, from when on they are this one's. Where its
         cut is called off first, the job runs on there and this part can only be ended.
         """
-        return from_value(RestoreResult, self._call("keep", deadline_s, cut=cut)["result"])
+        return from_value(RestoreResult, self._call("keep", deadline_s, cut=cut, checkpoint=checkpoint)["result"])
 
     # ------------------------------------------------------------------ a cut
 
@@ -164,15 +169,25 @@ class PartClient:
         named = targets if isinstance(targets, Mapping) else {t.communicator: t.collectives for t in targets}
         return from_value(BarrierResult, self._call("finish", deadline_s, cut=cut, targets=dict(named))["result"])
 
-    def write(self, cut: int, kind: Literal["live", "full", "final"], *, deadline_s: float = 120.0) -> PartWritten:
+    def write(
+        self,
+        cut: int,
+        kind: Literal["live", "full", "leaving", "final"],
+        *,
+        ranks: Iterable[int] = (),
+        deadline_s: float = 120.0,
+    ) -> PartWritten:
         """Writes this node's parts of a checkpoint into its store, without a manifest.
 
         Args:
             cut: finished; 0 for ``final``.
             kind: ``live``: the ranks go on as soon as they are dumped, while the rest is written. ``full``: they stay
-                held until `resume` or `end`. ``final``: the volume, after the ranks have ended.
+                held until `resume` or `end`. ``leaving``: the same, but only `ranks` are written, and the volume; the
+                others stand, for a part that will `keep` them. ``final``: the volume, after the ranks have ended.
+            ranks: those that leave this node.
         """
-        return from_value(PartWritten, self._call("write", deadline_s, cut=cut, kind=kind)["result"])
+        written = self._call("write", deadline_s, cut=cut, kind=kind, ranks=[*ranks])
+        return from_value(PartWritten, written["result"])
 
     def resume(self, cut: int, *, deadline_s: float = 60.0) -> None:
         """Ends a cut or calls it off, at any time: the job runs on. Nothing happens where it runs already."""

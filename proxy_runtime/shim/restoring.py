@@ -1,15 +1,16 @@
-"""A generation from a checkpoint: volume, processes (paused), device state, then run."""
+"""A generation, or some ranks of one, from a checkpoint: files, processes (paused), device state, then run."""
 
 from __future__ import annotations
 
 import shutil
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 
-from model.manifest import why_over
+from model.manifest import why_lost, why_over
 from proxy_runtime.checkpoint.errors import DAMAGED, CheckpointError
 from proxy_runtime.checkpoint.parts import Part
 from proxy_runtime.checkpoint.reader import CheckpointReader
@@ -17,22 +18,32 @@ from proxy_runtime.cut.dumped import AtHand, device_files, process_files
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.shim import ahead
-from proxy_runtime.shim.generation import Generation, Rank, in_background, in_parallel, require_same_counts
+from proxy_runtime.shim.generation import Generation, Rank, require_same_counts
 from proxy_runtime.shim.spec import RankExit, RunError
+from proxy_runtime.shim.workers import in_background, in_parallel
 
 
 class Restoration:
     """Fills a prepared generation, whose proxies are forked and connected, from a checkpoint.
 
     Loading contributes pending operations again, so the proxies must have been connected before. After `bring` all
-    ranks are restored and paused and the proxies loaded; then either `go` or `refuse`.
+    ranks are restored and paused and the proxies loaded; then either `go` or `refuse`. Whoever restores only some of
+    the ranks calls the steps of `bring`.
     """
 
     def __init__(
-        self, generation: Generation, reader: CheckpointReader, tool: Criu, at_hand: AtHand | None = None
+        self,
+        generation: Generation,
+        reader: CheckpointReader,
+        tool: Criu,
+        at_hand: AtHand | None = None,
+        ranks: Sequence[Rank] | None = None,
     ) -> None:
-        """What is not `at_hand` is read from the store."""
+        """What is not `at_hand` is read from the store. The ranks are all of the generation, where none are named."""
         self._generation = generation
+        self._ranks = tuple(generation.ranks if ranks is None else ranks)
+        self._scratch = generation.layout.restored(generation.epoch)
+        self._ahead = generation.layout.ahead(generation.epoch)
         self._reader = reader
         self._tool = tool
         self._at_hand = at_hand or AtHand()
@@ -48,65 +59,68 @@ class Restoration:
             ErgoError: damaged checkpoint, missing file, an inconsistent cut, a deadline. Nothing runs; the caller
                 kills the generation.
         """
-        generation, clock = self._generation, time.perf_counter()
-        scratch = generation.layout.scratch("restore")
         try:
-            manifest = self._reader.manifest
-            if why := why_over(manifest.ranks, manifest.header.pack):
-                raise CheckpointError(
-                    f"Nothing goes on from checkpoint {manifest.root}: {why}.",
-                    code=DAMAGED,
-                    remedy="Restore an earlier one.",
-                )
-            for rank in generation.ranks:
-                parts = manifest.ranks[rank.rank]
-                if not parts.process and parts.exit_code is not None:
-                    rank.exit = RankExit(rank.rank, parts.exit_code)
-                rank.last_step = self._reader.manifest.header.ranks[rank.rank].step
-            in_parallel(
-                [
-                    lambda: _volume(generation, self._reader),
-                    *(lambda rank=rank: self._fetch(rank, scratch) for rank in generation.ranks),
-                ]
-            )
-            clock = self._note("read", clock)
-            waiting = [r for r in generation.ranks if r.exit is None and r.has_tree]
-            for rank in generation.ranks:
-                if rank.exit is not None:  # others may need what it has contributed, or the store it has kept
-                    generation.ring_of_ended(rank, device_files(scratch, rank.rank) / "ring")
-            self._gate = gate = _Gate(len(waiting))
-            try:
-                self._futures = [
-                    in_background(_restore_rank, generation, rank, self._tool, scratch, gate, deadline_s)
-                    for rank in waiting
-                ]
-                gate.wait_all(deadline_s)
-                clock = self._note("processes", clock)
-                generation.attach()
-                ranks = generation.ranks
-                loads = [
-                    lambda rank=rank: load(generation, rank, device_files(scratch, rank.rank), deadline_s)
-                    for rank in ranks
-                ]
-                counts = dict(zip((rank.rank for rank in ranks), in_parallel(loads), strict=True))
-                require_same_counts(counts)
-                self._note("reconnect", clock)
-                return counts
-            except BaseException:
-                self.refuse()
-                raise
+            self.processes(lambda: _volume(self._generation, self._reader), deadline_s=deadline_s)
+            clock = time.perf_counter()
+            self._generation.attach()
+            counts = load_all(self._generation, self.device_files, deadline_s)
+            self._note("reconnect", clock)
+            return counts
+        except BaseException:
+            self.refuse()
+            raise
         finally:
-            # Hundreds of megabytes: not while the job waits.
-            in_background(_remove, scratch, generation.layout.ahead)
+            self.discard()
+
+    def processes(self, volume: Callable[[], None], *, deadline_s: float) -> None:
+        """Reads what is needed, and the job's directory by `volume`; restores the processes, which are paused then.
+
+        Raises:
+            ErgoError: as of `bring`; `refuse` and `discard` come next.
+        """
+        generation, clock = self._generation, time.perf_counter()
+        generation.layout.scratch(self._scratch.name)
+        self._require_whole()
+        manifest = self._reader.manifest
+        for rank in self._ranks:
+            parts = manifest.ranks[rank.rank]
+            if not parts.process and parts.exit_code is not None:
+                rank.exit = RankExit(rank.rank, parts.exit_code)
+            rank.last_step = manifest.header.ranks[rank.rank].step
+        in_parallel([volume, *(lambda rank=rank: self._fetch(rank) for rank in self._ranks)])
+        clock = self._note("read", clock)
+        waiting = [r for r in self._ranks if r.exit is None and r.has_tree]
+        for rank in self._ranks:
+            if rank.exit is not None:  # others may need what it has contributed, or the store it has kept
+                generation.ring_of_ended(rank, self.device_files(rank) / "ring")
+        self._gate = gate = _Gate(len(waiting))
+        self._futures = [
+            in_background(_restore_rank, generation, rank, self._tool, self._scratch, gate, deadline_s)
+            for rank in waiting
+        ]
+        gate.wait_all(deadline_s)
+        self._note("processes", clock)
+
+    def device_files(self, rank: Rank) -> Path:
+        """Where the device part of a rank was read to."""
+        return device_files(self._scratch, rank.rank)
+
+    def discard(self) -> None:
+        """Removes what was read, or brought ahead. Hundreds of megabytes: not while the job waits."""
+        in_background(_remove, self._scratch, self._ahead)
 
     def go(self) -> None:
         """Lets the ranks run."""
         clock = time.perf_counter()
-        self._gate.open()
         self._generation.start()
+        self.release()
+        self._note("reconnect", clock)
+
+    def release(self) -> None:
+        """Lets the restored processes run."""
+        self._gate.open()
         for future in self._futures:
             future.result()
-        self._note("reconnect", clock)
 
     def refuse(self) -> None:
         """Ends the paused ranks. Idempotent; nothing after `go`."""
@@ -114,16 +128,28 @@ class Restoration:
         for future in self._futures:
             future.exception()  # each has ended its own rank
 
-    def _fetch(self, rank: Rank, scratch: Path) -> None:
-        wanted = [(Part.device(rank.rank), device_files(scratch, rank.rank))]
+    def _require_whole(self) -> None:
+        """Every rank that is to go on from it is in there; of a checkpoint of the whole job not all have ended."""
+        manifest = self._reader.manifest
+        pack = manifest.header.pack
+        why = why_lost([manifest.ranks[rank.rank] for rank in self._ranks], pack)
+        if why := why or ("" if why_lost(manifest.ranks, pack) else why_over(manifest.ranks, pack)):
+            raise CheckpointError(
+                f"Nothing goes on from checkpoint {manifest.root}: {why}.",
+                code=DAMAGED,
+                remedy="Restore an earlier one.",
+            )
+
+    def _fetch(self, rank: Rank) -> None:
+        wanted = [(Part.device(rank.rank), self.device_files(rank))]
         if rank.exit is None and rank.has_tree:
-            wanted.append((Part.process(rank.rank), process_files(scratch, rank.rank)))
+            wanted.append((Part.process(rank.rank), process_files(self._scratch, rank.rank)))
         refs = self._reader.refs()
         for part, dest in wanted:
             if part in refs and self._at_hand.take(part, refs[part], dest):
                 self.origins.append("at_hand")
                 continue
-            earlier = ahead.earlier(self._generation.layout.ahead, part)
+            earlier = ahead.earlier(self._ahead, part)
             self._reader.restore_part(part, dest, earlier)
             self.origins.append("read" if earlier is None else "ahead")
 
@@ -141,6 +167,22 @@ def _remove(*directories: Path) -> None:
 def _volume(generation: Generation, reader: CheckpointReader) -> None:
     reader.restore_part(Part.volume(), generation.layout.volume)
     generation.mount()
+
+
+def load_all(generation: Generation, files: Callable[[Rank], Path], deadline_s: float) -> dict[int, dict[str, Any]]:
+    """Gives the proxies the state that was dumped of every rank of a generation; `files` says where.
+
+    Returns:
+        Per local rank: sequence -> `contributed`, `completed`, `members`.
+
+    Raises:
+        ErgoError: as of `load`; or the ranks were not dumped at a consistent cut.
+    """
+    ranks = generation.ranks
+    loaded = in_parallel([lambda rank=rank: load(generation, rank, files(rank), deadline_s) for rank in ranks])
+    counts = {rank.rank: each for rank, each in zip(ranks, loaded, strict=True)}
+    require_same_counts(counts)
+    return counts
 
 
 def load(generation: Generation, rank: Rank, device: Path, deadline_s: float) -> dict[str, Any]:

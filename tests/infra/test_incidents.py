@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from infra.incidents import FIRST_GAP_S, LONGEST_GAP_S, IncidentTeller
 from model.ids import Epoch, JobId, NodeId
-from model.runtime import SharingIncidents, SharingNotice
+from model.sharing import SharingIncidents, SharingNotice
 
 
 class Jobs:

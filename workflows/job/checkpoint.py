@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,7 +11,7 @@ from typing import Literal
 from temporalio import workflow
 
 from model.control import CheckpointView
-from model.ids import NodeId, Step
+from model.ids import CheckpointId, NodeId, Step
 from model.manifest import RankState
 from model.names import Activity
 from model.runtime import (
@@ -25,11 +25,14 @@ from model.runtime import (
     RuntimeCode,
 )
 from model.splicing import parallelism
+from model.units import counted
 from workflows.job import parts
 from workflows.job.calls import each, every, on_node
 from workflows.job.core import Job
 from workflows.job.cut import first_node, lowest_step, slowest, targets
 from workflows.job.errors import Fenced, Interrupted, NodeLost, OperationFailed
+
+_Kind = Literal["live", "full", "leaving", "final"]
 
 STOP_S = 30.0
 """Seconds in which every queue of a node comes to a message boundary, beside the wait for the end of a step."""
@@ -110,8 +113,38 @@ async def hold(job: Job, check: Callable[[list[RankState]], None]) -> HeldCut:
     """
     async with _cut(job) as nodes:
         stand = await _stand(job, "resize", nodes)
-        check([rank for result in stand.finished for rank in result.ranks])
+        _stopped(job, stand, check)
         return stand.held
+
+
+async def leave(
+    job: Job, ranks: Mapping[NodeId, tuple[int, ...]], check: Callable[[list[RankState]], None]
+) -> tuple[HeldCut, CheckpointId]:
+    """Stops the ranks at a cut and writes those that leave their nodes, and the job's directory.
+
+    Args:
+        job: the job.
+        ranks: those that leave, by node.
+        check: as of `hold`.
+
+    Returns:
+        The cut, and what names all that was written. It is no checkpoint that the job could go back to.
+
+    Raises:
+        OperationFailed: nothing has changed, and the ranks have been told to go on.
+    """
+    async with _cut(job) as nodes:
+        stand = await _stand(job, "move", nodes)
+        _stopped(job, stand, check)
+        checkpoint, _, _ = await _write(job, "leaving", nodes, stand, ranks)
+        return stand.held, checkpoint
+
+
+def _stopped(job: Job, stand: _Stand, check: Callable[[list[RankState]], None]) -> None:
+    ranks = [rank for result in stand.finished for rank in result.ranks]
+    check(ranks)
+    if (step := lowest_step(ranks, job.spec.pack)) is not None:
+        job.stopped_at(step)
 
 
 @asynccontextmanager
@@ -181,45 +214,59 @@ async def _stand(job: Job, what: str, nodes: tuple[NodeId, ...]) -> _Stand:
 
 
 async def _take(job: Job, kind: Literal["live", "full"], nodes: tuple[NodeId, ...], began: datetime) -> CutResult:
-    state = job.state
-    placement, cut, moot = state.placement, state.cut, _over(job)
-    assert placement is not None
-
-    async def write(node: NodeId) -> CheckpointResult:
-        request = CheckpointInput(state.job, state.epoch, cut, kind, WRITE_S, parent=state.checkpoint)
-        story = f"cut {cut}: write {kind} checkpoint on {node.name}"
-        return await on_node(
-            job, Activity.CHECKPOINT, node, request, CheckpointResult, story=story, limit_s=WRITE_S, moot=moot
-        )
-
     stand = await _stand(job, f"{kind} checkpoint", nodes)
     stopped_at, clock = stand.held.stopped_at, stand.held.clock
-    job.operation = f"{kind} checkpoint: write"
-    written = await each(nodes, write)
-    clock.lap("write")
-    for name, value in slowest([*(r.timings_ms for r in stand.finished), *(r.timings_ms for r in written)]).items():
-        clock.parts_ms[f"node.{name}"] = value
-    if moot is not None and (why := moot()):
-        raise OperationFailed(f"The job has ended meanwhile, so that nothing is committed: {why}", code="job.over")
-    job.operation = f"{kind} checkpoint: commit"
-    whole = tuple(result.parts for result in written if result.parts is not None)
-    commit = await _commit(job, first_node(placement), cut, kind, whole)
-    clock.lap("commit")
+    checkpoint, written, whole = await _write(job, kind, nodes, stand)
     _learn(job, whole, written)
-    if commit.checkpoint is None:
-        raise OperationFailed("The commit named no checkpoint.", code="job.commit")
     live_ms = _live_stop_ms(written)
     view = CheckpointView(
-        id=commit.checkpoint,
+        id=checkpoint,
         kind=kind,
         time=workflow.now(),
-        step=lowest_step((rank for node in whole for rank in node.states), job.spec.pack) or state.step,
+        step=lowest_step((rank for node in whole for rank in node.states), job.spec.pack) or job.state.step,
         stored_bytes=sum(result.stored_bytes for result in written),
         total_bytes=sum(result.total_bytes for result in written),
         stopped_ms=live_ms if kind == "live" and live_ms is not None else _ms(stopped_at, workflow.now()),
     )
     job.committed(view, _ms(began, workflow.now()))
     return CutResult(view, stopped_at, clock.parts_ms)
+
+
+async def _write(
+    job: Job,
+    kind: _Kind,
+    nodes: tuple[NodeId, ...],
+    stand: _Stand,
+    leave: Mapping[NodeId, tuple[int, ...]] | None = None,
+) -> tuple[CheckpointId, list[CheckpointResult], tuple[NodeParts, ...]]:
+    """What stands is written on all nodes, and named; the checkpoint, and of each node what it has written."""
+    state, cut, clock, moot = job.state, stand.held.number, stand.held.clock, _over(job)
+    placement = state.placement
+    assert placement is not None
+
+    async def write(node: NodeId) -> CheckpointResult:
+        ranks = (leave or {}).get(node, ())
+        request = CheckpointInput(state.job, state.epoch, cut, kind, WRITE_S, parent=state.checkpoint, ranks=ranks)
+        what = f"{kind} checkpoint" if leave is None else f"{counted(len(ranks), 'leaving rank')}"
+        story = f"cut {cut}: write {what} on {node.name}"
+        return await on_node(
+            job, Activity.CHECKPOINT, node, request, CheckpointResult, story=story, limit_s=WRITE_S, moot=moot
+        )
+
+    job.operation = f"{kind} checkpoint: write"
+    written = await each(nodes, write)
+    clock.lap("write")
+    for name, value in slowest([*(r.timings_ms for r in stand.finished), *(r.timings_ms for r in written)]).items():
+        clock.parts_ms[f"node.{name}"] = value
+    if moot is not None and moot():
+        raise OperationFailed(f"Nothing is committed. {parts.moot(job)}", code="job.over")
+    job.operation = f"{kind} checkpoint: commit"
+    whole = tuple(result.parts for result in written if result.parts is not None)
+    commit = await _commit(job, first_node(placement), cut, kind, whole)
+    clock.lap("commit")
+    if commit.checkpoint is None:
+        raise OperationFailed("The commit named no checkpoint.", code="job.commit")
+    return commit.checkpoint, written, whole
 
 
 def _learn(job: Job, whole: tuple[NodeParts, ...], written: list[CheckpointResult]) -> None:
@@ -327,7 +374,7 @@ async def _commit(
     job: Job,
     node: NodeId,
     cut: int,
-    kind: Literal["live", "full", "final"],
+    kind: _Kind,
     whole: tuple[NodeParts, ...],
     *,
     patient: bool = False,

@@ -15,7 +15,7 @@ from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 from events.types import CheckpointCommittedData, DecisionData, JobPhaseChangedData, PlacementData
 from model.control import CheckpointView, DecisionView, Directive, TransitionView
 from model.errors import ModelError
-from model.ids import Epoch, NodeId
+from model.ids import Epoch, NodeId, Step
 from model.job_spec import JobSpec
 from model.job_state import JobPhase, check_transition
 from model.names import SearchAttribute
@@ -198,9 +198,8 @@ class Job:
             return
         state.checkpoint, state.checkpoint_nodes = view.id, self.nodes
         state.step = max(state.step, view.step)
-        last = state.transitions[-1] if state.transitions else None
-        if view.kind == "full" and last is not None and last.phase is state.phase:
-            state.transitions[-1] = replace(last, step=state.step)  # where it has been stopped for that phase
+        if view.kind == "full":
+            self.stopped_at(view.step)
         data = CheckpointCommittedData(
             checkpoint=view.id,
             kind=view.kind,
@@ -211,6 +210,14 @@ class Job:
             stopped_ms=round(view.stopped_ms),
         )
         outbox.append(state.outbox, data, now=workflow.now(), epoch=state.epoch)
+
+    def stopped_at(self, step: Step) -> None:
+        """The ranks stand at a step, for the phase that the job is in."""
+        state = self.state
+        state.step = max(state.step, step)
+        last = state.transitions[-1] if state.transitions else None
+        if last is not None and last.phase is state.phase:
+            state.transitions[-1] = replace(last, step=state.step)
 
     def decided(self, directive: Directive) -> None:
         """Keeps a decision of the scheduler, and tells of it where it changes something."""

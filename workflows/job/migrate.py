@@ -6,7 +6,8 @@ until the job's `HEAD` says which of the two is the job.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from temporalio import workflow
@@ -81,8 +82,10 @@ def device_memory(job: Job) -> int:
     return min(known, default=0)
 
 
-async def migrate(job: Job, directive: Directive) -> None:
+async def migrate(job: Job, directive: Directive, *, keep: bool = True) -> None:
     """From running at one place to running at another, or at another width, by a directive.
+
+    Ranks that stay on their node `keep` their processes, where that can be.
 
     Raises:
         OperationFailed: the job runs on where it was, or waits in the queue where that was not possible.
@@ -92,26 +95,30 @@ async def migrate(job: Job, directive: Directive) -> None:
     if source is None:
         raise OperationFailed("The job holds no devices.", code="job.not-placed")
     _check(job, source, directive)
-    ready = await _make_ready(job, source, directive)
+    ready = await _make_ready(job, source, directive, keep)
     target, torn = ready.target, ready.torn
     job.transition(JobPhase.RESIZING if resizes else JobPhase.MOVING, directive.reason)
     not_done = "It was not resized" if resizes else "It was not moved"
     try:
-        stopped_at, clock, saved = await _stop(job, ready)
+        stopped_at, clock, saved = await _stop(job, source, ready)
     except OperationFailed as error:
         runs_on(job, f"{not_done}: {error.message}")
         await _clean(job, source, target, torn, error)
         raise
+    beside, kept = () if torn else ready.overlap, tuple(ready.staying)
+    come = not ready.all_stay and bool(kept)
     try:
-        if ready.keeps:
-            await start.restore(job, target, saved, clock, beside=target.nodes, cut=job.state.cut)
-        else:
+        if not ready.all_stay:
             await start.bring(job, target, saved, start.sources(job), clock)
-            await start.restore(job, target, saved, clock, beside=() if torn else ready.overlap)
+        await start.restore(job, target, saved, clock, beside=beside, cut=state.cut, kept=kept, come=come)
         await _advance(job, target)
     except OperationFailed as error:
         await _undo(job, source, target, torn, error, not_done)
-        raise
+        if error.code != RuntimeCode.UNSUITABLE or not come or job.reopen:
+            raise
+        job.note("processes not kept", error.message)
+        await migrate(job, directive, keep=False)
+        return
     clock.lap("head")
     state.epoch, state.placement, state.cut, state.unfit = target.epoch, target, 0, ()
     parts.attend(job, "restored")
@@ -143,33 +150,40 @@ class _Ready:
         ahead: the live checkpoint that was brought there, or that the job goes back to should all be lost.
         overlap: nodes that are source and target.
         torn: of these the ones where the source has to be ended first, as histories of before have it.
-        keeps: every rank stays on its node, and so do its processes.
+        staying: ranks that keep their processes, by node.
     """
 
     target: Placement
     ahead: CheckpointId
     overlap: tuple[NodeId, ...] = ()
     torn: tuple[NodeId, ...] = ()
-    keeps: bool = False
+    staying: Mapping[NodeId, tuple[int, ...]] = field(default_factory=dict[NodeId, tuple[int, ...]])
+
+    @property
+    def all_stay(self) -> bool:
+        """Only devices change."""
+        return sum(map(len, self.staying.values())) == self.target.world_size
 
 
-async def _make_ready(job: Job, source: Placement, directive: Directive) -> _Ready:
+async def _make_ready(job: Job, source: Placement, directive: Directive, keep: bool) -> _Ready:
     """All that can be done before the ranks stop: they stand for what changes meanwhile only."""
     resizes = directive.action == "resize"
-    if _all_stay(job, source, placement_of(job, directive, job.state.epoch.next)) and _patched():
+    staying = _staying(job, source, placement_of(job, directive, job.state.epoch.next)) if keep else {}
+    if sum(map(len, staying.values())) == source.world_size and _patched():
         saved = (job.state.checkpoint if _known(job) else None) or await _measured(job)
         if resizes:
             check_resize(job, len(directive.devices))
         job.operation = f"{directive.action}: make ready"
         target = placement_of(job, directive, await start.allocate(job))
         try:
-            await start.bring(job, target, saved, (), checkpoint.Clock(), ahead=True, keeps=True)
-            return _Ready(target, saved, overlap=target.nodes, keeps=True)
+            await start.bring(job, target, saved, (), checkpoint.Clock(), ahead=True, staying=staying)
+            return _Ready(target, saved, target.nodes, staying=staying)
         except OperationFailed as error:
             await _clean(job, source, target, (), error)
             if error.code != RuntimeCode.UNSUITABLE:
                 raise
             job.note("processes not kept", error.message)
+            staying = {}
     measured = None
     if resizes:
         measured = await _measured(job)
@@ -178,28 +192,44 @@ async def _make_ready(job: Job, source: Placement, directive: Directive) -> _Rea
     target = placement_of(job, directive, await start.allocate(job))
     overlap = tuple(node for node in target.nodes if node in source.nodes)
     torn = overlap if overlap and not workflow.patched("beside") else ()
+    if torn or (staying and not workflow.patched("some-stay")):
+        staying = {}
     try:
         ahead = measured or (await checkpoint.take(job, "live")).checkpoint.id
         if not torn:
-            await start.bring(job, target, ahead, start.sources(job), checkpoint.Clock(), ahead=True)
+            found = start.sources(job)
+            await start.bring(job, target, ahead, found, checkpoint.Clock(), ahead=True, staying=staying)
     except OperationFailed as error:
         await _clean(job, source, target, torn, error)
+        if staying and error.code == RuntimeCode.UNSUITABLE:
+            job.note("processes not kept", error.message)
+            return await _make_ready(job, source, directive, keep=False)
         raise
-    return _Ready(target, ahead, overlap, torn)
+    return _Ready(target, ahead, overlap, torn, staying)
 
 
-def _all_stay(job: Job, source: Placement, target: Placement) -> bool:
-    """Whether only devices change: a process cannot leave its node otherwise than by a checkpoint."""
+def _staying(job: Job, source: Placement, target: Placement) -> dict[NodeId, tuple[int, ...]]:
+    """Ranks whose devices change at most, by node: a process cannot leave its node otherwise than by a checkpoint."""
     if job.spec.pack != "rank":
-        return False  # a tree sees its devices for life
-    return all(source.device(rank).node == target.device(rank).node for rank in range(source.world_size))
+        return {}  # a tree sees its devices for life
+    both = {node: {*source.ranks_at(node)} & {*target.ranks_at(node)} for node in target.nodes}
+    return {node: tuple(sorted(ranks)) for node, ranks in both.items() if ranks}
 
 
-async def _stop(job: Job, ready: _Ready) -> tuple[datetime, checkpoint.Clock, CheckpointId]:
+async def _stop(job: Job, source: Placement, ready: _Ready) -> tuple[datetime, checkpoint.Clock, CheckpointId]:
     """The ranks stand: since when, what took how long, and the checkpoint that the target goes on from."""
-    if ready.keeps:
-        held = await checkpoint.hold(job, lambda states: _check_again(job, ready.target, states))
+
+    def check(states: list[RankState]) -> None:
+        _check_again(job, ready.target, states)
+
+    if ready.all_stay:
+        held = await checkpoint.hold(job, check)
         return held.stopped_at, held.clock, ready.ahead
+    if ready.staying:
+        here = {node: {*source.ranks_at(node)} - {*ready.staying.get(node, ())} for node in source.nodes}
+        leave = {node: tuple(sorted(ranks)) for node, ranks in here.items()}
+        held, left = await checkpoint.leave(job, leave, check)
+        return held.stopped_at, held.clock, left
     cut = await checkpoint.take(job, "full")
     clock = checkpoint.Clock()
     clock.parts_ms = {**clock.parts_ms, **cut.parts_ms}

@@ -14,16 +14,8 @@ from temporalio.exceptions import ActivityError, CancelledError
 from model.ids import Epoch, NodeId
 from model.names import Activity, node_task_queue
 from model.placement import Placement
-from model.runtime import (
-    AttendInput,
-    AttendResult,
-    Outcome,
-    RankExit,
-    RuntimeCode,
-    SharingNotice,
-    StopInput,
-    StopResult,
-)
+from model.runtime import AttendInput, AttendResult, Outcome, RankExit, RuntimeCode, StopInput, StopResult
+from model.sharing import SharingNotice
 from model.units import counted
 from workflows.job import sharing
 from workflows.job.calls import FINAL_CODES, FOREVER, HEARTBEAT_S, every, on_node

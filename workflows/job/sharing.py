@@ -7,7 +7,7 @@ from typing import Literal
 from temporalio import workflow
 
 from events.types import SharingIncidentData
-from model.runtime import SharingIncidents, SharingNotice
+from model.sharing import SharingIncidents, SharingNotice
 from workflows.job import outbox
 from workflows.job.core import Job, keep_last
 

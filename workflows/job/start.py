@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from temporalio import workflow
@@ -126,16 +127,19 @@ async def bring(
     clock: Clock,
     *,
     ahead: bool = False,
-    keeps: bool = False,
+    staying: Mapping[NodeId, tuple[int, ...]] | None = None,
 ) -> None:
     """Brings a checkpoint to the nodes of a placement; `ahead`, they are made ready for the restore of a later one.
 
-    Where that restore `keeps` the processes, they are made ready and nothing is brought.
+    On nodes where ranks are `staying`, they are made ready to keep those; if all do, nothing is brought there.
 
     What is done ahead is tried once: proxies of all its nodes meet, and one that tried again alone would wait for
     others that have met those of before. It has no purpose any more once the job has ended.
     """
     once = ahead and workflow.patched("ahead-once")
+    kept = staying or {}
+    # A tree is on one node as a whole; of whom everybody stays nothing is needed.
+    whole = job.spec.pack == "node" or sum(map(len, kept.values())) == placement.world_size
 
     async def transfer(node: NodeId) -> TransferResult:
         request = TransferInput(
@@ -146,13 +150,13 @@ async def bring(
             TRANSFER_S,
             ahead=ahead,
             tenant=job.spec.tenant,
-            ranks=() if job.spec.pack == "node" else placement.ranks_at(node),  # a tree is on one node as a whole
+            ranks=() if whole else placement.ranks_at(node),
             spec=job.spec if ahead else None,
             placement=placement if ahead else None,
-            keeps=keeps,
+            keeps=node in kept,
         )
         story = f"bring {checkpoint[:11]} to {node.name}" + (" while the job runs" if ahead else "")
-        if keeps:
+        if node in kept and not request.ranks:
             story = f"epoch {placement.epoch}: make devices of {node.name} ready while the job runs"
         return await on_node(
             job,
@@ -177,10 +181,13 @@ async def restore(
     clock: Clock,
     beside: tuple[NodeId, ...] = (),
     cut: int = 0,
+    kept: tuple[NodeId, ...] = (),
+    come: bool = False,
 ) -> None:
     """Makes the job's parts from a checkpoint, paused; on the nodes `beside` those of the epoch before stay.
 
-    With a `cut`, at which these are held, their processes are kept.
+    On those that are `kept` they are held at a `cut`, and ranks that stay keep their processes. Where others `come`,
+    the checkpoint has what has left all nodes.
     """
 
     async def one(node: NodeId) -> RestoreResult:
@@ -193,9 +200,10 @@ async def restore(
             checkpoint,
             RESTORE_S,
             beside=node in beside,
-            cut=cut,
+            cut=cut if node in kept else 0,
+            come=come and node in kept,
         )
-        story = f"epoch {placement.epoch}: {'keep processes' if cut else 'restore'} on {node.name}"
+        story = f"epoch {placement.epoch}: {'keep processes' if node in kept else 'restore'} on {node.name}"
         return await on_node(
             job, Activity.RESTORE, node, request, RestoreResult, story=story, limit_s=RESTORE_S, attempts=2
         )

@@ -17,8 +17,8 @@ from model.ids import CheckpointId, Epoch, Generation, JobId, NodeId, Step
 from model.job_state import JobPhase
 from model.placement import Placement
 from model.requests import JobEnd
-from model.runtime import SharingNotice
 from model.shape import Shape
+from model.sharing import SharingNotice
 from model.splicing import Parallelism
 
 KEPT_VIEWS = 40

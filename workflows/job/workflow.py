@@ -26,7 +26,7 @@ from model.requests import (
     ResizeRequest,
     ResumeRequest,
 )
-from model.runtime import SharingNotice
+from model.sharing import SharingNotice
 from model.splicing import check_width
 from model.units import counted
 from workflows.job import answers, driver, outbox, patches, recover, sharing, telling

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from model.ids import NodeId
-from model.manifest import RankParts, RankState
+from model.manifest import PartRef, RankParts, RankState
 from model.runtime import BarrierResult, NodeParts, Outcome, RuntimeCode
 from proxy_runtime.checkpoint.files import free_bytes
 from proxy_runtime.checkpoint.parts import Part
@@ -19,15 +19,16 @@ from proxy_runtime.checkpoint.writer import CheckpointWriter, WrittenParts
 from proxy_runtime.cut.cutter import Cutter
 from proxy_runtime.cut.living import death, require_living
 from proxy_runtime.errors import ErgoError
-from proxy_runtime.shim.generation import Generation, in_background
+from proxy_runtime.shim.generation import Generation
 from proxy_runtime.shim.header import sketch_in, sketched
 from proxy_runtime.shim.part import Limits, PartWritten, Phase
 from proxy_runtime.shim.spec import CutReport, RunError
+from proxy_runtime.shim.workers import in_background
 
 if TYPE_CHECKING:
     from proxy_runtime.shim.parts.job import PartJob
 
-Kind = Literal["live", "full", "final"]
+Kind = Literal["live", "full", "leaving", "final"]
 
 WARM_S = 20.0
 """How long the files of a live cut are kept after it, for their memory: a resize takes its full one seconds later, and
@@ -45,11 +46,13 @@ class DumpedDevices:
         scratch: the files, as `proxy_runtime.cut.dumped` says; there until the cut is over.
         states: where the ranks stood.
         ms: how long it took.
+        volume: the job's directory as it stands meanwhile; None where nobody has looked, and the ranks may run.
     """
 
     scratch: Path
     states: tuple[RankState, ...]
     ms: float
+    volume: PartRef | None = None
 
 
 @dataclass(slots=True)
@@ -61,6 +64,7 @@ class _Cut:
         until: when the watchdog calls it off, as `time.monotonic` counts; None while an operation is under way.
         packing: what was dumped is being written; its files are needed.
         results: of the phases that are done, by name: a repeated call returns them.
+        devices: what was dumped of them together with the ranks that leave.
         why: it was called off, as a sentence and its remedy: a repeated call is told the same.
     """
 
@@ -71,6 +75,7 @@ class _Cut:
     until: float | None = None
     packing: bool = False
     results: dict[str, BarrierResult] = field(default_factory=dict[str, BarrierResult])
+    devices: DumpedDevices | None = None
     why: tuple[str, str] | None = None
 
     @property
@@ -144,12 +149,13 @@ class PartCuts:
                     current.results["finish"] = self._barrier(current)
             return current.results["finish"]
 
-    def write(self, cut: int, kind: Kind, *, deadline_s: float) -> PartWritten:
+    def write(self, cut: int, kind: Kind, *, ranks: Collection[int] = (), deadline_s: float) -> PartWritten:
         """See `PartClient.write`."""
         with self._writing:
             key = (cut, kind)
             if key not in self._written:
-                found = self._write_final(cut) if kind == "final" else self._write(cut, kind, deadline_s)
+                only = ranks if kind == "leaving" else None
+                found = self._write_final(cut) if kind == "final" else self._write(cut, kind, only, deadline_s)
                 self._written = {key: found}
             return self._written[key]
 
@@ -163,12 +169,16 @@ class PartCuts:
     def dump_devices(self, cut: int, *, deadline_s: float) -> DumpedDevices:
         """Dumps what the devices hold, for the part of the next epoch, which keeps the processes.
 
-        They are not looked at, and run until they wait for an answer.
+        They are not looked at, and run until they wait for an answer; where some ranks leave, all has been dumped with
+        those, and the others stand.
 
         Raises:
             RunError: the cut is over, is not finished, or was written; a proxy died; a deadline. The job runs on.
         """
         with self._job.operation():
+            current = self._require_open(cut)
+            if current.devices is not None:
+                return current.devices
             current = self._require_finished(cut)
             with self._phase(current, Phase.FROZEN, self._limits.frozen):
                 current.cutter.dump_devices(deadline_s=deadline_s)
@@ -305,36 +315,39 @@ class PartCuts:
         states = self._job.states(cut.cutter.counts)
         return BarrierResult(reached=cut.report.reached_step, ranks=states, timings_ms=dict(cut.report.ms))
 
-    def _write(self, number: int, kind: Kind, deadline_s: float) -> PartWritten:
-        job = self._job
+    def _write(self, number: int, kind: Kind, only: Collection[int] | None, deadline_s: float) -> PartWritten:
+        job, stays = self._job, kind != "live"
         with job.operation():
             cut = self._require_finished(number)
             with self._phase(cut, Phase.FROZEN, self._limits.frozen):
                 writer = job.open_store().begin(job.spec.job_id, job.part.epoch)
                 try:
                     start, created_at_ns = time.perf_counter(), time.time_ns()
-                    cut.cutter.dump(writer, hold=kind == "full", deadline_s=deadline_s)
+                    cut.cutter.dump(writer, hold=stays, deadline_s=deadline_s, only=only)
                     states = job.states(cut.cutter.counts)
                     cut.report.ms["frozen"] = (time.perf_counter() - start) * 1e3
                     cut.packing = True
                 except BaseException:
                     writer.abort()
                     raise
-            if kind == "live":
-                self._call_off("")
-            else:
+            if stays:
                 cut.until = None  # from when all is written
+            else:
+                self._call_off("")
         try:
             written = self._pack(cut, writer, kind)
         except BaseException as error:
             cut.failed(error)
-            if kind == "full":
+            if stays:
                 with job.operation():
                     if cut is self._cut:
                         self._call_off(str(error))
             raise
-        if kind == "full" and cut.open:
+        if stays and cut.open:
             cut.until = time.monotonic() + self._limits.frozen
+        if kind == "leaving":
+            device_ms = cut.report.ms.get("device", 0.0)
+            cut.devices = DumpedDevices(cut.cutter.scratch, states, device_ms, written.refs[Part.volume()])
         parts = NodeParts(
             node=NodeId.parse(job.part.node),
             ranks=tuple(
@@ -345,6 +358,7 @@ class PartCuts:
                     exit_code=cut.cutter.exits.get(r),
                 )
                 for r in job.part.ranks
+                if only is None or r in only
             ),
             states=sketched(states, sketch_in(writer)),
             volume=written.refs.get(Part.volume()),

@@ -19,13 +19,14 @@ from model.ids import Step
 from model.manifest import RankState
 from model.runtime import AttendResult, Outcome, Progress, RestoreResult
 from proxy_runtime.build import Build
+from proxy_runtime.checkpoint.reader import CheckpointReader
 from proxy_runtime.checkpoint.store import Store
 from proxy_runtime.cut.dumped import AtHand
 from proxy_runtime.device.client import Zygote
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.process.criu_setup import Criu
 from proxy_runtime.shim.generation import Generation, Rank
-from proxy_runtime.shim.header import host_class, numerics_class, rank_states, restored_state
+from proxy_runtime.shim.header import rank_states, restorable, restored_state
 from proxy_runtime.shim.layout import RunLayout
 from proxy_runtime.shim.part import Endpoint, Limits, PartStatus, Phase
 from proxy_runtime.shim.parts import exits
@@ -159,12 +160,7 @@ class PartJob:
                 return self._restored[1]
             self._require_connected()
             with self._final_on_error():
-                reader = self.open_store().read(checkpoint, self.spec.job_id)
-                reader.require(
-                    build_id=self.build.id,
-                    numerics=numerics_class(self.build, self.spec.device_kind, self.spec.threads),
-                    cpu_features=host_class().cpu_features,
-                )
+                reader = self._reader(checkpoint)
                 at_hand = AtHand(self.layout.cuts_beside())
                 self._restoration = restoration = Restoration(self._live_generation(), reader, self.tool(), at_hand)
                 counts = restoration.bring(deadline_s=deadline_s)
@@ -172,20 +168,24 @@ class PartJob:
                 saved = [reader.manifest.header.ranks[rank] for rank in self.part.ranks]
                 return self._paused(checkpoint, saved, counts)
 
-    def keep(self, cut: int, *, deadline_s: float) -> RestoreResult:
+    def keep(self, cut: int, checkpoint: str | None = None, *, deadline_s: float) -> RestoreResult:
         """See `PartClient.keep`."""
         with self.operation():
-            source = f"cut {cut}"
+            source = f"cut {cut} {checkpoint or ''}".strip()
             if self._restored is not None and self._restored[0] == source:
                 return self._restored[1]
             self._require_connected()
             if self._before is None:
                 raise RunError("no part is here whose processes could be kept.", code="run.order")
             with self._final_on_error():
-                succession = Succession(self._before, self, cut)
+                reader = None if checkpoint is None else self._reader(checkpoint)
+                succession = Succession(self._before, self, cut, reader)
                 self._restoration = self._before.succession = succession
                 counts = succession.bring(deadline_s=deadline_s)
                 return self._paused(source, succession.saved, counts)
+
+    def _reader(self, checkpoint: str) -> CheckpointReader:
+        return restorable(self.open_store().read(checkpoint, self.spec.job_id), self.spec, self.build)
 
     def _paused(self, source: str, saved: Iterable[RankState], counts: dict[int, dict[str, Any]]) -> RestoreResult:
         assert self._restoration is not None
@@ -270,11 +270,11 @@ class PartJob:
         """The part of a later epoch that is to `keep` the processes.
 
         Raises:
-            RunError: it has other ranks than this one.
+            RunError: none of its ranks is here, or they hang together.
         """
         part = PartJob(spec, self.layout, self.build, self.tool, self._limits, before=self)
-        if part.part.ranks != self.part.ranks or spec.pack != "rank":
-            raise RunError("processes are kept where every rank stays on its node.", code="run.bad-spec")
+        if not {*part.part.ranks} & {*self.part.ranks} or spec.pack != "rank":
+            raise RunError("processes are kept of ranks that stay on their node.", code="run.bad-spec")
         return part
 
     def hand_over(self, take: Callable[[], None]) -> Zygote | None:
@@ -289,6 +289,10 @@ class PartJob:
         self._conclude(AttendResult(Outcome.STOPPED, progress), keep=False)
         zygote, self._zygote = self._zygote, None
         return zygote
+
+    def lose(self, why: str) -> None:
+        """It cannot go on as it was; the job goes back to its newest checkpoint."""
+        self._give_up(Outcome.LOST, [], why)
 
     def inherit(self, zygote: Zygote | None) -> None:
         """The part before is over, and this one has its processes."""

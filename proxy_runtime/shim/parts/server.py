@@ -79,7 +79,7 @@ class PartShim(SocketServer):
             case "restore":
                 return {"result": plain(job.restore(str(request["checkpoint"]), deadline_s=limit))}
             case "keep":
-                return {"result": plain(job.keep(int(request["cut"]), deadline_s=limit))}
+                return {"result": plain(job.keep(int(request["cut"]), request.get("checkpoint"), deadline_s=limit))}
             case "go":
                 job.go()
                 return {}
@@ -99,7 +99,9 @@ class PartShim(SocketServer):
                 targets = {str(name): int(count) for name, count in request["targets"].items()}
                 return {"result": plain(cuts.finish(int(request["cut"]), targets, deadline_s=limit))}
             case "write":
-                return {"result": plain(cuts.write(int(request["cut"]), request["kind"], deadline_s=limit))}
+                ranks = request.get("ranks", ())
+                done = cuts.write(int(request["cut"]), request["kind"], ranks=ranks, deadline_s=limit)
+                return {"result": plain(done)}
             case "resume":
                 cuts.resume(int(request["cut"]))
                 return {}

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-from model.runtime import SharingIncidents
+from model.sharing import SharingIncidents
 from proxy_runtime.device.errors import DeviceProxyError
 from proxy_runtime.shim.generation import Generation
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from proxy_runtime.cut.cutter import FrozenTogether
-from proxy_runtime.shim.generation import in_parallel
 from proxy_runtime.shim.spec import RunError
+from proxy_runtime.shim.workers import in_parallel
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -89,6 +89,19 @@ class Machine:
 
     def _runtime(self, node: NodeId) -> LocalNodeRuntime:
         return LocalNodeRuntime(node, self.root, self.fleet, host="127.0.0.1", devices=self._devices)
+
+
+@dataclass(frozen=True)
+class Held:
+    """An epoch that is held at a cut, and may be gone back to."""
+
+    epoch: Epoch
+    machines: list[Machine]
+    cut: int
+    placement: Placement
+
+    def ranks(self, machine: Machine) -> set[int]:
+        return {*self.placement.ranks_at(machine.node)}
 
 
 @dataclass
@@ -176,13 +189,17 @@ class Driver:
             lambda m: m.runtime.barrier(BarrierInput(self.job, self.epoch, self.cut, "finish", 60.0, targets=goal))
         )
 
-    def checkpoint(self, kind: Literal["live", "full", "final"]) -> CheckpointResult:
+    def checkpoint(
+        self, kind: Literal["live", "full", "leaving", "final"], leave: Mapping[str, Sequence[int]] | None = None
+    ) -> CheckpointResult:
         if kind != "final":
             self.barrier()
         number = 0 if kind == "final" else self.cut
 
         def write(machine: Machine) -> CheckpointResult:
-            return machine.runtime.checkpoint(CheckpointInput(self.job, self.epoch, number, kind, 120.0))
+            ranks = tuple((leave or {}).get(machine.node.name, ()))
+            request = CheckpointInput(self.job, self.epoch, number, kind, 120.0, ranks=ranks)
+            return machine.runtime.checkpoint(request)
 
         written = self.each(write)
         parts = tuple(each.parts for each in written if each.parts is not None)
@@ -191,7 +208,13 @@ class Driver:
         return self.machines[0].runtime.checkpoint(commit)
 
     def transfer(
-        self, checkpoint: CheckpointId, sources: Sequence[NodeId] = (), *, ahead: bool = False, keeps: bool = False
+        self,
+        checkpoint: CheckpointId,
+        sources: Sequence[NodeId] = (),
+        *,
+        ahead: bool = False,
+        keeps: Collection[str] = (),
+        all_stay: bool = False,
     ) -> list[TransferResult]:
         def one(machine: Machine) -> TransferResult:
             assert self.placement is not None
@@ -204,21 +227,31 @@ class Driver:
                     60.0,
                     ahead=ahead,
                     tenant=self.spec.tenant,
-                    ranks=self.placement.ranks_at(machine.node),
+                    ranks=() if all_stay else self.placement.ranks_at(machine.node),
                     spec=self.spec if ahead else None,
                     placement=self.placement if ahead else None,
-                    keeps=keeps,
+                    keeps=machine.node.name in keeps,
                 )
             )
 
         return self.each(one)
 
-    def restore(self, checkpoint: CheckpointId, *, beside: bool = False, cut: int = 0) -> list[RestoreResult]:
+    def restore(
+        self,
+        checkpoint: CheckpointId,
+        *,
+        beside: bool = False,
+        cut: int = 0,
+        come: bool = False,
+        keeps: Collection[str] | None = None,
+    ) -> list[RestoreResult]:
         def one(machine: Machine) -> RestoreResult:
             assert self.placement is not None
+            here = keeps is None or machine.node.name in keeps
             request = RestoreInput(
-                self.job, self.epoch, machine.node, self.spec, self.placement, checkpoint, 120.0, beside=beside, cut=cut
-            )
+                self.job, self.epoch, machine.node, self.spec, self.placement, checkpoint, 120.0,
+                beside=beside and here, cut=cut if here else 0, come=come and here,
+            )  # fmt: skip
             return machine.runtime.restore(request)
 
         return self.each(one)
@@ -229,12 +262,52 @@ class Driver:
         before, placement = (self.epoch, self.machines, self.cut + 1), self.placement
         self.next_epoch(*places, advance=False)
         after, fresh = (self.epoch, self.machines), self.placement
-        self.transfer(nothing, ahead=True, keeps=True)
+        self.transfer(nothing, ahead=True, keeps=[machine.node.name for machine in self.machines], all_stay=True)
         self.epoch, self.machines, self.cut, self.placement = before[0], before[1], before[2] - 1, placement
         self.barrier()
         self.epoch, self.machines, self.cut, self.placement = *after, 0, fresh
         self.restore(nothing, beside=True, cut=before[2])
         return before
+
+    def move_some(self, *places: tuple[Machine, int], before_restore: Callable[[], object] = lambda: None) -> Held:
+        """Makes the next epoch, in which only some ranks are on another node; paused, beside what is held."""
+        held = self.held()
+        known = self.checkpoint("live").checkpoint
+        assert known is not None
+        here = [machine.node for machine in self.machines]
+        self.next_epoch(*places, advance=False)
+        stay = {machine.node.name for machine in self.machines if held.ranks(machine) & self.ranks(machine)}
+        leave = {
+            machine.node.name: sorted(
+                held.ranks(machine) - (self.ranks(machine) if machine in self.machines else set())
+            )
+            for machine in held.machines
+        }
+        self.transfer(known, here, ahead=True, keeps=stay)
+        after = self.held()
+        self.back_to(held)
+        self.cut += 1
+        left = self.checkpoint("leaving", leave).checkpoint
+        assert left is not None
+        cut = self.cut
+        self.back_to(after)
+        self.transfer(left, here)
+        before_restore()
+        self.restore(left, beside=True, cut=cut, come=True, keeps=stay)
+        return replace(held, cut=cut)
+
+    def held(self) -> Held:
+        """Where it is."""
+        assert self.placement is not None
+        return Held(self.epoch, self.machines, self.cut, self.placement)
+
+    def back_to(self, held: Held) -> None:
+        """It is there again."""
+        self.epoch, self.machines, self.cut, self.placement = held.epoch, held.machines, held.cut, held.placement
+
+    def ranks(self, machine: Machine) -> set[int]:
+        """Of this job on a node."""
+        return self.held().ranks(machine)
 
     def counts(self, before: tuple[Epoch, list[Machine], object]) -> None:
         """The epoch that was made beside another one is the job from now on, and that one is ended."""

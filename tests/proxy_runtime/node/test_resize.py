@@ -63,7 +63,7 @@ def brought(job: Driver, machine: Machine) -> dict[str, int]:
     part = machine.runtime.parts.get(job.job, job.epoch)
     assert part is not None
     events = [orjson.loads(line) for line in part.client.layout.events.read_bytes().splitlines()]
-    told = next(event for event in events if event["event"] == "brought")
+    told = next(event for event in events if event["event"] == "brought" and event["epoch"] == job.epoch)
     return {name: told[name] for name in ("at_hand", "ahead", "read") if name in told}
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from proxy_runtime.channel.ring import Ring
 from proxy_runtime.cut.agreement import AgreementError
+from proxy_runtime.cut.dumped import device_files
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.shim.generation import Generation, Rank
 from proxy_runtime.shim.reattaching import Reattachment
@@ -75,10 +76,11 @@ def test_ranks_are_taken_over_before_the_old_proxies_end(ranks: list[Rank], tmp_
     asked: list[tuple[str, ...]] = []
     old = generation(ranks, (0, 1), {0: Proxy("old 0", asked), 1: Proxy("old 1", asked)})
     proxy = Proxy("new", asked)
-    fresh = generation([], (0, 0), {0: proxy})
+    fresh = generation([Rank(0), Rank(1)], (0, 0), {0: proxy})
     volume, before = old.volume, list(ranks)
     reattachment = Reattachment(old, fresh)
-    reattachment.bring(tmp_path, deadline_s=1.0)
+    reattachment.adopt()
+    reattachment.bring(lambda rank: device_files(tmp_path, rank.rank), deadline_s=1.0)
     assert sorted(asked) == sorted(
         [("new", "attach", "0"), ("new", "attach", "1"),
          ("new", "load", "0", "rank-0/device/meta", "storages"), ("new", "load", "1", "rank-1/device/meta", "storages")]
@@ -106,11 +108,12 @@ def test_what_fails_leaves_the_ranks_where_they_were(fails: str, ranks: list[Ran
     made = {0: Proxy("new 0", asked), 1: Proxy("new 1", asked, fails=fails)}
     if fails == "another count":
         made[1].completed = 6
-    fresh = generation([], (0, 1), made)
+    fresh = generation([Rank(0), Rank(1)], (0, 1), made)
     fresh.volume = None
     reattachment = Reattachment(old, fresh)
     with pytest.raises(AgreementError if fails == "another count" else ErgoError):
-        reattachment.bring(tmp_path, deadline_s=1.0)
+        reattachment.adopt()
+        reattachment.bring(lambda rank: device_files(tmp_path, rank.rank), deadline_s=1.0)
     left = [cast(Ring, rank.ring) for rank in fresh.ranks]
     reattachment.refuse()
     assert {("new 0", "kill"), ("new 1", "kill")} <= set(asked)
@@ -126,9 +129,10 @@ def test_a_proxy_that_dies_when_it_is_to_run_is_told(ranks: list[Rank], tmp_path
     """After the commit there is no way back: the monitor ends the job as it does at any other time."""
     asked: list[tuple[str, ...]] = []
     old = generation(ranks, (0, 1), {0: Proxy("old 0", asked), 1: Proxy("old 1", asked)})
-    fresh = generation([], (0, 0), {0: Proxy("new", asked, fails="run")})
+    fresh = generation([Rank(0), Rank(1)], (0, 0), {0: Proxy("new", asked, fails="run")})
     reattachment = Reattachment(old, fresh)
-    reattachment.bring(tmp_path, deadline_s=1.0)
+    reattachment.adopt()
+    reattachment.bring(lambda rank: device_files(tmp_path, rank.rank), deadline_s=1.0)
     reattachment.take()
     with pytest.raises(ErgoError, match="has ended"):
         reattachment.go()

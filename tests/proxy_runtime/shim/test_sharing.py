@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from model.runtime import SharingIncidents
+from model.sharing import SharingIncidents
 from proxy_runtime.device.errors import DeviceProxyError
 from proxy_runtime.shim.parts.sharing import SharingWatch
 

@@ -161,7 +161,7 @@ def test_other_ranks_are_no_successors(fleet: Make) -> None:
     job = fleet("ends.py", "--steps", "100000", "--rank", "9")
     job.start()
     before = job.parts
-    with pytest.raises(RunError, match="every rank stays"):
+    with pytest.raises(RunError, match="ranks that stay"):
         job.spawn((0, 1), ((1,), (0,)), kept=before)
 
 

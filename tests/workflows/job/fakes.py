@@ -33,12 +33,12 @@ from model.runtime import (
     RestoreInput,
     RestoreResult,
     RuntimeCode,
-    SharingIncidents,
     StopInput,
     StopResult,
     TransferInput,
     TransferResult,
 )
+from model.sharing import SharingIncidents
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.storage.blobs import Bucket
 from proxy_runtime.storage.fleet import FleetStore
@@ -188,8 +188,10 @@ class FakeNode:
             else:
                 assert part.held, "a checkpoint of ranks that are not held"
             states = self._states(part)
-            part.held = request.kind == "full"
-            parts = NodeParts(self.id, tuple(RankParts(rank=rank) for rank in part.ranks), states)
+            part.held = request.kind in ("full", "leaving")
+            written = request.ranks if request.kind == "leaving" else part.ranks
+            assert {*written} <= {*part.ranks}
+            parts = NodeParts(self.id, tuple(RankParts(rank=rank) for rank in written), states)
             return CheckpointResult(
                 parts=parts,
                 stored_bytes=10,
@@ -197,14 +199,17 @@ class FakeNode:
                 memory_bytes=self.memory_bytes,
                 timings_ms={"stopped": 2.0},
             )
+        there = {rank.rank for parts in request.commit for rank in parts.ranks}
         steps = {state.rank: int(state.step) for parts in request.commit for state in parts.states}
+        if request.kind == "leaving":
+            steps = {rank: step for rank, step in steps.items() if rank in there}
         text = f"{request.job} {request.epoch} {request.cut} {request.kind} {sorted(steps.items())}"
         checkpoint = CheckpointId("ck-" + hashlib.sha256(text.encode()).hexdigest()[:40])
         self.checkpoints[checkpoint] = steps
         self.here.add(checkpoint)
         if request.kind == "final":
             self.records.commit_final(request.job, request.epoch, checkpoint)
-        else:
+        elif request.kind != "leaving":
             self.records.commit_checkpoint(request.job, request.epoch, checkpoint, Step(min(steps.values())))
         self.troubles.meet(f"checkpoint.commit.{request.kind}.answer")
         return CheckpointResult(checkpoint=checkpoint)
@@ -216,8 +221,11 @@ class FakeNode:
         if request.keeps:
             self.troubles.meet("transfer.keeps")
             assert request.placement is not None
-            self._before(request.job, request.epoch, request.placement.ranks_at(self.id))
-            return TransferResult(0, 0)
+            before = self._before(request.job, request.epoch)
+            here = request.placement.ranks_at(self.id)
+            assert {*before.ranks} & {*here} if request.ranks else before.ranks == here, "who is kept stays"
+            if not request.ranks:
+                return TransferResult(0, 0)
         self.here.add(request.checkpoint)
         return TransferResult(1, 100, {"pull": 1.0})
 
@@ -229,9 +237,17 @@ class FakeNode:
         world = request.placement.world_size
         if request.cut:
             self.troubles.meet("restore.kept")
-            before = self._before(request.job, request.epoch, ranks)
+            before = self._before(request.job, request.epoch)
             assert before.held and before.outcome is None, "processes of ranks that run are not kept"
             step = before.step
+            if request.come:
+                self.troubles.meet("restore.come")
+                assert request.checkpoint in self.here, "a restore of what has not been brought"
+                come = {*ranks} - {*before.ranks}
+                assert come <= self.checkpoints[request.checkpoint].keys(), "who comes has been written"
+                assert not ({*ranks} & {*before.ranks} & self.checkpoints[request.checkpoint].keys()), "who stays not"
+            else:
+                assert before.ranks == ranks, "every rank stays"
         else:
             assert request.checkpoint in self.here, "a restore of what has not been brought"
             steps = self.checkpoints[request.checkpoint]
@@ -280,12 +296,10 @@ class FakeNode:
             if other == job and old < epoch:
                 part.outcome = part.outcome or Outcome.STOPPED
 
-    def _before(self, job: JobId, epoch: Epoch, ranks: tuple[int, ...]) -> FakePart:
+    def _before(self, job: JobId, epoch: Epoch) -> FakePart:
         """The part whose processes that of an epoch keeps."""
-        part = max((part for (name, e), part in self.parts.items() if name == job and e < epoch and not part.stopped),
+        return max((part for (name, e), part in self.parts.items() if name == job and e < epoch and not part.stopped),
                    key=lambda part: part.epoch)  # fmt: skip
-        assert part.ranks == ranks, "every rank stays"
-        return part
 
     def _part(self, job: JobId, epoch: Epoch) -> FakePart:
         part = self.parts.get((job, epoch))

@@ -23,6 +23,7 @@ from temporalio.testing import WorkflowEnvironment
 from infra.converter import DATA_CONVERTER
 from infra.temporal import binary
 from model.ids import DeviceId
+from model.job_state import JobPhase
 from model.names import Signal, Update
 from model.requests import (
     MigrateRequest,
@@ -169,6 +170,44 @@ async def kept(fleet: Fleet) -> Handle:
     return job
 
 
+async def some_stay(fleet: Fleet) -> Handle:
+    """Half of the ranks change their node: it fails, the others' processes cannot be kept, they are; and a move."""
+    job = await fleet.submit(ranks=4, job="some-stay")
+    first, second, third = fleet.nodes
+    four = [node.device(index) for node in (first, second) for index in range(2)]
+    await job.run_on(*four)
+
+    async def to(width: int, *on: DeviceId) -> None:
+        before = {notice.request for notice in fleet.notices}
+        request = ResizeRequest(width, wait=True)
+        asked = await job.workflow.start_update(Update.RESIZE, request, wait_for_stage=WorkflowUpdateStage.ACCEPTED)
+        notice = await job.notice(lambda notice: notice.wants == "resize" and notice.request not in before)
+        await job.direct("resize", *on, request=notice.request, ranks=4)
+        await asked.result()
+
+    fleet.troubles.want("restore.come", "device-proxy.gone", times=4)
+    with contextlib.suppress(Exception):
+        await to(2, *four[:2])
+    fleet.troubles.none()
+    fleet.troubles.want("restore.come", RuntimeCode.UNSUITABLE, times=1)
+    await to(2, *four[:2])
+    await to(4, *four)
+    fleet.troubles.want("transfer.keeps", RuntimeCode.UNSUITABLE, times=1)
+    await to(2, *four[:2])
+    await to(4, *four)
+    moved = (await job.show()).epoch
+    await job.direct("migrate", *four[:2], third.device(0), third.device(1), ranks=4)
+
+    async def there() -> bool:
+        view = await job.show()
+        return view.epoch > moved and view.phase is JobPhase.RUNNING
+
+    await until(there, "it has moved")
+    await job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    return job
+
+
 async def lost_in_a_cut(fleet: Fleet) -> Handle:
     """A rank dies while another node is held for a cut; of a script without steps, whose checkpoints are progress."""
     job = await fleet.submit(ranks=2, job="lost-in-a-cut", retries={"no_progress": 1})
@@ -240,6 +279,7 @@ SCENARIOS: dict[str, Callable[[Fleet], Awaitable[Handle]]] = {
     "renewed": renewed,
     "resized": resized,
     "kept": kept,
+    "some-stay": some_stay,
     "cold-update": cold_update,
     "updates-at-once": updates_at_once,
     "lost-in-a-cut": lost_in_a_cut,

@@ -38,9 +38,10 @@ async def test_who_stays_on_its_node_keeps_its_processes(fleet: Fleet) -> None:
 
     why, view = await resize(job, 2)
     assert (why, view.width) == ("", 2)
-    assert calls["checkpoint.write.full"] == 2, "two of them change their node"
+    assert (calls["checkpoint.write.full"], calls["checkpoint.write.leaving"]) == (0, 2), "two change their node"
+    assert calls["restore.come"] == 1, "beside the two that stay"
     why, view = await resize(job, 1)
-    assert (why, view.width, calls["restore.kept"]) == ("", 1, 5)
+    assert (why, view.width, calls["restore.kept"]) == ("", 1, 6)
     await ends(job)
 
 

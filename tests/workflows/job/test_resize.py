@@ -93,7 +93,7 @@ async def test_to_fewer_devices_and_to_more(fleet: Fleet) -> None:
         *("transfer.ahead", "restore"),
         *(
             pytest.param(step, marks=pytest.mark.slow)
-            for step in ("checkpoint.write.live", "barrier.stop", "checkpoint.commit.full", "transfer.last")
+            for step in ("checkpoint.write.live", "barrier.stop", "checkpoint.commit.leaving", "transfer.last")
         ),
     ],
 )

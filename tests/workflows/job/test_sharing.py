@@ -8,7 +8,7 @@ from events.types import SharingIncident
 from infra.incidents import FIRST_GAP_S, IncidentTeller
 from model.control import JobView
 from model.names import Signal
-from model.runtime import SharingIncidents, SharingNotice
+from model.sharing import SharingIncidents, SharingNotice
 from tests.workflows.job.fleet import Fleet, Handle, ends, until
 
 
