@@ -73,6 +73,12 @@ _MEANINGS: dict[str, RuntimeCode] = {
 }
 
 
+def of_one_alone(error: ErgoError) -> ErgoError:
+    """What has ended a part that others had met: one made anew would wait for them in vain and is not tried."""
+    told_apart = error.code in _MEANINGS or error.code in {code.value for code in RuntimeCode}
+    return error if told_apart else NodeError(error.message, code=RuntimeCode.UNKNOWN, remedy=error.remedy)
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Gives errors of the parts below the codes that callers tell apart; their sentences stay."""

@@ -18,7 +18,7 @@ from proxy_runtime.errors import ErgoError
 from proxy_runtime.node import launch
 from proxy_runtime.node.clock import Clock
 from proxy_runtime.node.environment import command
-from proxy_runtime.node.errors import fenced, unknown
+from proxy_runtime.node.errors import fenced, of_one_alone, unknown
 from proxy_runtime.node.launch import NodeProfile
 from proxy_runtime.node.ledger import Ledger
 from proxy_runtime.node.parts import Part, Parts
@@ -224,10 +224,12 @@ class Starter:
     def _ended_on_error(self, part: Part) -> Iterator[Part]:
         try:
             yield part
-        except BaseException:
+        except BaseException as error:
             with self._parts.lock(part.job):
                 if not part.ended:
                     self._parts.end(part, 0.0)
+            if isinstance(error, ErgoError) and part.connected and len(part.record.placement.nodes) > 1:
+                raise of_one_alone(error) from error
             raise
 
     def _first_run(self, job: JobId) -> str:

@@ -219,6 +219,8 @@ def _dump_once(
     except CriuError as error:
         if error.code in ("criu.deadline", "criu.died"):
             _require_released(container, stopped)
+        if error.code == "criu.died" and not container.processes():  # CRIU ends with the container that it runs in
+            raise explain(["No such process"], _doing(container)) from error
         raise
 
 

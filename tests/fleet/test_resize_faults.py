@@ -24,7 +24,7 @@ VICTIMS = (*OF_THE_JOB, "rank", "source's agent", "target's agent", "infra.job_w
 NEWS = re.compile(r"ergo: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC  |the job waits: )")
 MOMENTS = ("asked", "made ready", "resizing", "restoring")
 KEPT = ("source's shim", "proxy", "rank", "source's agent", "infra.job_worker")
-KEPT_MOMENTS = ("asked", "devices ready", "resizing")
+KEPT_MOMENTS = ("asked", "made ready", "resizing")
 
 
 @dataclass
@@ -37,8 +37,11 @@ class Resize:
 
     def __post_init__(self) -> None:
         self.torture = Torture(self.fleet, self.fleet.directory, lambda *_: {})
+        self.before: set[int] = set()
+        """The job's processes when the resize was asked for."""
 
     def begin(self, width: int) -> subprocess.Popen[str]:
+        self.before = {one.pid for what in ("shim", "proxy", "rank") for one in self.torture.of_job(self.job, what)}
         command = [*ERGO, "resize", self.job, "--devices", str(width), "--wait"]
         return subprocess.Popen(
             command, env=self.fleet.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -51,10 +54,9 @@ class Resize:
             view = self.fleet.show(self.job)
             reached = {
                 "asked": (view.decisions, view.checkpoints) != (before.decisions, before.checkpoints),
-                "made ready": any(self.of(view, "shim", newer=True)),
+                "made ready": any(self.of("shim", newer=True)),
                 "resizing": view.phase is JobPhase.RESIZING,
-                "restoring": view.phase is JobPhase.RESIZING and any(self.of(view, "rank", newer=True)),
-                "devices ready": len(self.torture.of_job(self.job, "proxy")) > before.width,
+                "restoring": view.phase is JobPhase.RESIZING and any(self.of("rank", newer=True)),
             }
             return self.find(victim, view) if reached[moment] else []
 
@@ -67,18 +69,13 @@ class Resize:
             self.draw.choice(there).kill()
         return True
 
-    def of(self, view: JobView, what: str, *, newer: bool) -> list[psutil.Process]:
-        """Processes of the epoch that runs, or of later ones."""
-        found = []
-        for shim in self.torture.of_job(self.job, "shim"):
-            try:
-                epoch = int(" ".join(shim.cmdline()).split(f"/{self.job}-e")[1].split()[0].split("/")[0])
-                if (epoch > view.epoch) is newer:
-                    family = [shim, *shim.children(recursive=True)]
-                    found += family[:1] if what == "shim" else [one for one in family[1:] if _is(one, what)]
-            except psutil.NoSuchProcess:
-                continue
-        return found
+    def of(self, what: str, *, newer: bool) -> list[psutil.Process]:
+        """Processes of the width that is asked for, or of the one before. A shim may be of both."""
+        there = self.torture.of_job(self.job, what)
+        if what == "shim" and newer:
+            proxies = {one.pid for one in self.of("proxy", newer=True)}
+            return [one for one in there if one.pid not in self.before or proxies & _below(one)]
+        return [one for one in there if (one.pid not in self.before) is newer]
 
     def find(self, victim: str, view: JobView) -> list[psutil.Process]:
         """Those of whom one is to die."""
@@ -88,15 +85,14 @@ class Resize:
             names = sorted(here) if whose == "source's" else ["node-1", "node-2"]
             return self.fleet.processes(f"infra.node_agent --name {self.draw.choice(names)}")
         if what:
-            return self.of(view, what, newer=whose == "target's")
+            return self.of(what, newer=whose == "target's")
         return self.torture.of_job(self.job, victim) if victim in ("rank", "proxy") else self.fleet.processes(victim)
 
 
-def _is(process: psutil.Process, what: str) -> bool:
-    parent = process.parent()
-    if what == "proxy":
-        return parent is not None and "zygote" in " ".join(parent.cmdline())
-    return "train.py" in " ".join(process.cmdline())
+def _below(process: psutil.Process) -> set[int]:
+    with suppress(psutil.NoSuchProcess):
+        return {one.pid for one in process.children(recursive=True)}
+    return set()
 
 
 def answers(told: str) -> list[str]:
@@ -128,7 +124,7 @@ def test_whoever_dies_while_processes_are_kept(fleet, tmp_path):
     job_of = training(tmp_path, "--clip", ranks=2)
     job = job_of.submit(fleet, tmp_path / "kept", "--checkpoint-every", "20")
     cases = [(victim, draw.choice(KEPT_MOMENTS)) for victim in KEPT]
-    cases += [("rank", "devices ready"), ("proxy", "devices ready"), ("proxy", "resizing")]
+    cases += [("rank", "made ready"), ("proxy", "made ready"), ("proxy", "resizing")]
     draw.shuffle(cases)
     resize = Resize(fleet, job, draw)
     go_through(resize, cases, (1, 2))
@@ -144,6 +140,8 @@ def go_through(resize: Resize, cases: list[tuple[str, str]], widths: tuple[int, 
         fleet.until_step(job, fleet.step(job) + draw.randint(1, 4))
         view = fleet.until_phase(job, JobPhase.RUNNING)
         width = draw.choice([one for one in widths if one != view.width])
+        if moment == "restoring" and view.width != max(widths):  # else no rank may have to change its node
+            width = max(widths)
         told, killed = BUSY[0], False
         while not killed and any(words in told for words in BUSY):  # with a checkpoint of its own
             asked = resize.begin(width)

@@ -217,8 +217,8 @@ class PartJob:
         if generation is None or self._ending.is_set():
             return
         self.cuts.watch()
-        if self._outcome.result is not None or self._phase in (Phase.NEW, Phase.PAUSED):
-            return
+        if self._outcome.result is not None or self._phase in (Phase.NEW, Phase.PAUSED) or self._before is not None:
+            return  # ranks that stay are the part's before it until they are taken: what fails is called off there
         dead = generation.dead_proxy()
         generation.poll_exits()
         ended = generation.ended()

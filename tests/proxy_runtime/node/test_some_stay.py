@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 
 from model.job_spec import JobSpec
-from model.runtime import Outcome
+from model.runtime import Outcome, RuntimeCode
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.storage import volumes
 from tests.proxy_runtime.node.conftest import World
@@ -106,21 +107,53 @@ def test_an_agent_that_starts_again_between_the_restore_and_the_commit(world: Wo
 
 
 @pytest.mark.slow
-def test_a_proxy_that_dies_while_ranks_come_leaves_the_job_where_it_was(world: World) -> None:
+@pytest.mark.parametrize("moment", ["before", "while they are restored"])
+def test_a_proxy_that_dies_while_ranks_come_leaves_the_job_where_it_was(world: World, moment: str) -> None:
     expected = untouched(world, SPEC)
     job = begun(world)
     pids = job.pids()
     held = job.held()
 
-    def kill() -> None:
+    def strike() -> None:
         part = world.one.runtime.parts.get(job.job, job.epoch)
+        assert part is not None
+        proxy = next(iter(part.client.status().proxy_pids.values()))
+        if moment != "before":
+            until(lambda: part.client.status().living, "the ranks that stay are in both epochs")
+        os.kill(proxy, signal.SIGKILL)
+
+    striking = threading.Thread(target=strike)
+
+    def begin() -> None:
+        striking.start()
+        if moment == "before":
+            striking.join()
+
+    with pytest.raises(ErgoError, match="proxy"):
+        job.move_some((world.one, 1), (world.one, 0), before_restore=begin)
+    striking.join()
+    held = Held(held.epoch, held.machines, held.cut + 2, held.placement)  # a live cut, and that of the move
+    go_back(job, held, world)
+    assert job.pids() == pids
+    finish(job, expected)
+
+
+@pytest.mark.slow
+def test_whom_the_others_have_met_does_not_try_again_alone(world: World) -> None:
+    expected = untouched(world, SPEC)
+    job = world.begun(SPEC, (world.one, 0), step=2)
+    pids = job.pids()
+    held = job.held()
+
+    def strike() -> None:
+        part = world.two.runtime.parts.get(job.job, job.epoch)
         assert part is not None
         os.kill(next(iter(part.client.status().proxy_pids.values())), signal.SIGKILL)
 
-    with pytest.raises(ErgoError):
-        job.move_some((world.one, 1), (world.one, 0), before_restore=kill)
-    held = Held(held.epoch, held.machines, held.cut + 2, held.placement)  # a live cut, and that of the move
-    go_back(job, held, world)
+    with pytest.raises(ErgoError, match="proxy") as caught:
+        job.move_some((world.one, 0), (world.one, 1), (world.two, 0), before_restore=strike)
+    assert caught.value.code == RuntimeCode.UNKNOWN
+    go_back(job, Held(held.epoch, held.machines, held.cut + 2, held.placement), world)
     assert job.pids() == pids
     finish(job, expected)
 

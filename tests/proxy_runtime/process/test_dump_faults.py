@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -166,9 +167,14 @@ class Restored:
 
 
 class KillCriu:
-    """Kills CRIU as soon as something is so during a session."""
+    """Kills CRIU, or somebody else, as soon as something is so during a session."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, moment: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        moment: Callable[[], bool],
+        kill: Callable[[rpc.Session], object] = rpc.Session.kill,
+    ) -> None:
         original = rpc.Session.call
 
         def call(session, request, on_notify=None):
@@ -177,7 +183,7 @@ class KillCriu:
             def watch() -> None:
                 while not ended.wait(0.001):
                     if moment():
-                        session.kill()
+                        kill(session)
                         return
 
             watcher = threading.Thread(target=watch)
@@ -216,6 +222,19 @@ def test_criu_killed_in_mid_dump_leaves_the_tree_running(lab, monkeypatch):
     lab.restore(spec)
     lab.wait_lines(len(cut[0].splitlines()) + 3)
     assert numbers(lab) == list(range(len(numbers(lab))))
+
+
+def test_a_rank_that_ends_in_mid_dump(lab, monkeypatch):
+    container = lab.launch(lab.spec("memory", "200"))
+    lab.wait_lines(5)
+
+    def written() -> bool:
+        return sum(path.stat().st_size for path in lab.images.glob("pages-*.img")) > 10 << 20
+
+    KillCriu(monkeypatch, written, lambda _: os.kill(container.init_pid, signal.SIGKILL))
+    with pytest.raises(CriuError, match="the process has ended before it could be dumped") as caught:
+        lab.dump(container)
+    assert caught.value.code == "criu.gone"
 
 
 @pytest.mark.slow
