@@ -12,6 +12,8 @@ import os
 import stat
 from typing import Final
 
+from proxy_runtime.process import proc
+
 _MAGIC: Final = b"SQLite format 3\0"
 
 
@@ -19,9 +21,8 @@ def inode_violations(pid: int) -> list[str]:
     """Sentences about watches, and databases that are open for writing in directories that only the container has."""
     watches = False
     databases: set[str] = set()
-    for number in _numbers(pid):
+    for number, target in proc.descriptors(pid):
         try:
-            target = os.readlink(f"/proc/{pid}/fd/{number}")
             if target.startswith("anon_inode:inotify"):
                 watches |= "inotify wd:" in _info(pid, number)
             elif target.startswith("/") and _is_database(pid, number) and not _is_of_host(pid, number):
@@ -35,14 +36,7 @@ def inode_violations(pid: int) -> list[str]:
     ]
 
 
-def _numbers(pid: int) -> list[str]:
-    try:
-        return os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return []
-
-
-def _info(pid: int, number: str) -> str:
+def _info(pid: int, number: int) -> str:
     with open(f"/proc/{pid}/fdinfo/{number}") as info:
         return info.read()
 
@@ -51,13 +45,13 @@ def _field(info: str, name: str) -> str:
     return next(line.partition(":")[2].strip() for line in info.splitlines() if line.startswith(name + ":"))
 
 
-def _is_of_host(pid: int, number: str) -> bool:
+def _is_of_host(pid: int, number: int) -> bool:
     """A mount that is the host's own has the same files, with the same inodes, after a restore on this machine."""
     mount = _mounts(pid).get(_field(_info(pid, number), "mnt_id"))
     return mount in _mounts(os.getpid()).values()
 
 
-def _is_database(pid: int, number: str) -> bool:
+def _is_database(pid: int, number: int) -> bool:
     """Whether a descriptor can write to a database."""
     path = f"/proc/{pid}/fd/{number}"
     if not stat.S_ISREG(os.stat(path).st_mode):

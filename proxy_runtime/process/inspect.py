@@ -5,12 +5,12 @@ CRIU would dump a leaked ring without any error, as a private copy: only this lo
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from proxy_runtime.process import proc
 from proxy_runtime.process.inodes import inode_violations
 from proxy_runtime.process.namespace import Container
 
@@ -90,7 +90,7 @@ def descriptor_violations(
     """A channel descriptor, a device, an io_uring or a connected inet socket among the open files."""
     found: list[str] = []
     inodes: set[str] = set()
-    for number, target in _descriptors(pid):
+    for number, target in proc.descriptors(pid):
         if _is_ring(target, ring_name) and not may_open_ring:
             found.append(f"process {pid} holds descriptor {number} of the channel")
         elif target.startswith(_DEVICE_PREFIXES):
@@ -122,24 +122,12 @@ def mapping_violations(pid: int, ring_name: str, *, may_map_ring: bool) -> list[
 
 def inet_sockets(pid: int) -> list[InetSocket]:
     """The inet sockets that a process holds, listening ones included."""
-    inodes = {target[8:-1] for _, target in _descriptors(pid) if target.startswith("socket:[")}
+    inodes = {target[8:-1] for _, target in proc.descriptors(pid) if target.startswith("socket:[")}
     return [connection for inode, connection in _inet_sockets(pid) if inode in inodes]
 
 
 def _is_ring(path: str, ring_name: str) -> bool:
     return path.removesuffix(" (deleted)") == f"/memfd:{ring_name}"
-
-
-def _descriptors(pid: int) -> Iterator[tuple[int, str]]:
-    try:
-        numbers = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return
-    for number in numbers:
-        try:
-            yield int(number), os.readlink(f"/proc/{pid}/fd/{number}")
-        except OSError:
-            continue
 
 
 def _mapped(pid: int) -> Iterator[tuple[str, int]]:

@@ -6,7 +6,7 @@ import fcntl
 import os
 import select
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +39,19 @@ def children(pid: int) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def descriptors(pid: int) -> Iterator[tuple[int, str]]:
+    """Open descriptors of a process, and what each leads to."""
+    try:
+        numbers = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return
+    for number in numbers:
+        try:
+            yield int(number), os.readlink(f"/proc/{pid}/fd/{number}")
+        except OSError:
+            continue  # closed meanwhile
 
 
 def descendants(pid: int) -> list[int]:
