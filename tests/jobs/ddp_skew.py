@@ -1,6 +1,7 @@
 """DDP ranks that are hardly ever at the same place: skewed hosts, and evaluation full of collectives."""
 
 import argparse
+import pathlib
 import random
 
 import _job
@@ -14,11 +15,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--skew", type=float, default=0.01, help="longest delay of a rank, in seconds")
+    parser.add_argument("--hurry", type=pathlib.Path, help="no delays any more once this is there")
     parser.add_argument("--bucket-view", action="store_true")
     args = parser.parse_args()
     job = _job.start(min_ranks=2)
     device, rank, world_size = job.device, job.rank, job.world_size
-    skew = _job.Skew(70 + rank, args.skew)
+    delay = _job.Skew(70 + rank, args.skew)
     shapes, host = random.Random(50 + rank), torch.Generator().manual_seed(100 + rank)
     torch.manual_seed(rank)
     net = nn.Sequential(
@@ -32,6 +34,10 @@ def main() -> None:
         gradient_as_bucket_view=args.bucket_view,
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+
+    def skew() -> None:
+        if args.hurry is None or not args.hurry.exists():
+            delay()
 
     def train() -> None:
         model.train()

@@ -8,7 +8,6 @@ import threading
 
 import pytest
 
-from model.job_spec import JobSpec
 from model.runtime import Outcome, RuntimeCode
 from proxy_runtime.errors import ErgoError
 from proxy_runtime.storage import volumes
@@ -19,21 +18,37 @@ from tests.proxy_runtime.node.test_resize import brought
 
 pytestmark = pytest.mark.timeout(600)
 
-SPEC = make_spec("ddp_skew.py", "--epochs", "30", "--skew", "0.04", ranks=3)
 FILES = make_spec("volume.py", "--rounds", "15000", ranks=4)
 
 
-def untouched(world: World, spec: JobSpec) -> dict[int, str]:
-    job = world.begun(spec, (world.one, 0), (world.one, 1), (world.two, 0))
-    assert {result.outcome for result in job.results()} == {Outcome.COMPLETED}
-    expected = job.digests()
-    job.stop()
-    assert set(expected) == set(range(spec.ranks))
-    return expected
+class Skewed:
+    """Jobs of three ranks on three devices of two nodes, which go on until they are told to hurry."""
 
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._hurry = world.root / "hurry"
+        arguments = ("--epochs", "60", "--skew", "0.06", "--hurry", str(self._hurry))
+        self._spec = make_spec("ddp_skew.py", *arguments, ranks=3)
+        self._hurry.touch()
+        job = self._begun()
+        assert {result.outcome for result in job.results()} == {Outcome.COMPLETED}
+        self._expected = job.digests()
+        job.stop()
+        assert set(self._expected) == {0, 1, 2}
 
-def begun(world: World, step: int = 2) -> Driver:
-    return world.begun(SPEC, (world.one, 0), (world.one, 1), (world.two, 0), step=step)
+    def begun(self, *places: tuple[Machine, int]) -> Driver:
+        """One that has done two steps, there or on three devices."""
+        self._hurry.unlink()
+        return self._begun(*places, step=2)
+
+    def finish(self, job: Driver) -> None:
+        """It comes to its end, with the numbers of the one that nobody has touched."""
+        self._hurry.touch()
+        finish(job, self._expected)
+
+    def _begun(self, *places: tuple[Machine, int], step: int = 0) -> Driver:
+        one, two = self._world.one, self._world.two
+        return self._world.begun(self._spec, *(places or ((one, 0), (one, 1), (two, 0))), step=step)
 
 
 def moved(job: Driver, *places: tuple[Machine, int]) -> set[int]:
@@ -46,8 +61,8 @@ def moved(job: Driver, *places: tuple[Machine, int]) -> set[int]:
 
 
 def test_fewer_nodes_and_more_and_others(world: World) -> None:
-    expected = untouched(world, SPEC)
-    job = begun(world)
+    skewed = Skewed(world)
+    job = skewed.begun()
     assert moved(job, (world.one, 1), (world.one, 0)) == {0, 1}
     assert brought(job, world.one) == {"ahead": 2}, "a process and what its device held"
     job.until_step(4)
@@ -56,7 +71,7 @@ def test_fewer_nodes_and_more_and_others(world: World) -> None:
     assert moved(job, (world.two, 1), (world.one, 0), (world.one, 1)) == {1}, "the others have changed places"
     job.until_step(8)
     assert moved(job, (world.two, 0)) == {0}
-    finish(job, expected)
+    skewed.finish(job)
     job.stop()
     assert world.processes() == []
 
@@ -74,8 +89,8 @@ def go_back(job: Driver, held: Held, world: World) -> None:
 
 @pytest.mark.slow
 def test_called_off_everything_is_as_it_was(world: World) -> None:
-    expected = untouched(world, SPEC)
-    job = begun(world)
+    skewed = Skewed(world)
+    job = skewed.begun()
     pids = job.pids()
     for _ in range(2):
         held = job.move_some((world.one, 1), (world.one, 0))
@@ -85,7 +100,7 @@ def test_called_off_everything_is_as_it_was(world: World) -> None:
         until(lambda: not any(map(stopped, pids.values())), "they run on")
         job.until_step(job.progress["node-1"].step + 2)
     assert moved(job, (world.one, 1), (world.one, 0)) == {0, 1}
-    finish(job, expected)
+    skewed.finish(job)
 
 
 def stopped(pid: int) -> bool:
@@ -95,22 +110,22 @@ def stopped(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_an_agent_that_starts_again_between_the_restore_and_the_commit(world: World) -> None:
-    expected = untouched(world, SPEC)
-    job = begun(world)
+    skewed = Skewed(world)
+    job = skewed.begun()
     pids = job.pids()
     before = job.move_some((world.one, 1), (world.one, 0))
     world.one.restart_agent()
     job.counts((before.epoch, before.machines, before.cut))
     job.until_step(4)
     assert {rank for rank, pid in job.pids().items() if pid == pids[rank]} == {0, 1}
-    finish(job, expected)
+    skewed.finish(job)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "while they are restored"])
 def test_a_proxy_that_dies_while_ranks_come_leaves_the_job_where_it_was(world: World, moment: str) -> None:
-    expected = untouched(world, SPEC)
-    job = begun(world)
+    skewed = Skewed(world)
+    job = skewed.begun()
     pids = job.pids()
     held = job.held()
 
@@ -135,13 +150,13 @@ def test_a_proxy_that_dies_while_ranks_come_leaves_the_job_where_it_was(world: W
     held = Held(held.epoch, held.machines, held.cut + 2, held.placement)  # a live cut, and that of the move
     go_back(job, held, world)
     assert job.pids() == pids
-    finish(job, expected)
+    skewed.finish(job)
 
 
 @pytest.mark.slow
 def test_whom_the_others_have_met_does_not_try_again_alone(world: World) -> None:
-    expected = untouched(world, SPEC)
-    job = world.begun(SPEC, (world.one, 0), step=2)
+    skewed = Skewed(world)
+    job = skewed.begun((world.one, 0))
     pids = job.pids()
     held = job.held()
 
@@ -155,7 +170,7 @@ def test_whom_the_others_have_met_does_not_try_again_alone(world: World) -> None
     assert caught.value.code == RuntimeCode.UNKNOWN
     go_back(job, Held(held.epoch, held.machines, held.cut + 2, held.placement), world)
     assert job.pids() == pids
-    finish(job, expected)
+    skewed.finish(job)
 
 
 def written(job: Driver, rank: int) -> bool:
