@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -30,6 +29,8 @@ FOREVER = timedelta(days=3650)
 
 FINAL_CODES = [code.value for code in RuntimeCode]
 """Trying again would end the same."""
+
+_UNTIL_TOLD = workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 
 _CONTROL_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=200),
@@ -101,6 +102,7 @@ async def control(
     story: str,
     limit_s: float | None = None,
     patient: bool = False,
+    told: bool = False,
 ) -> T:
     """Calls a control activity; it is tried until it is answered.
 
@@ -112,6 +114,7 @@ async def control(
         story: what the timeline of the UI says.
         limit_s: seconds for all attempts; None for ever.
         patient: gives way only where the record has to be opened again, not to a cancellation.
+        told: where it gives way, it waits for what becomes of the call that is under way.
 
     Raises:
         OperationFailed: `Interrupted`, `Fenced`, or time is over.
@@ -124,6 +127,7 @@ async def control(
         start_to_close_timeout=timedelta(seconds=30),
         schedule_to_close_timeout=FOREVER if limit_s is None else timedelta(seconds=limit_s),
         retry_policy=_CONTROL_RETRY,
+        cancellation_type=_UNTIL_TOLD if told else workflow.ActivityCancellationType.TRY_CANCEL,
         summary=story,
     )
     where = f"Control activity {activity.value}"
@@ -198,20 +202,26 @@ async def _outcome(
         await let_go(handle)
         raise
     if not handle.done():
-        await let_go(handle)
+        since = workflow.info().get_current_history_length()
+        failure = await let_go(handle)
         if node is not None and job.is_lost(node):
             raise NodeLost(node)
         if moot is not None and (why := moot()) and not job.interrupted:
             raise OperationFailed(why, code="job.over")
-        raise Interrupted(job.cancel or job.reopen, code="job.interrupted")
+        raise Interrupted(job.cancel or job.reopen, since, of_activity(failure, where) if failure else None)
     try:
         return handle.result()
     except ActivityError as error:
         raise of_activity(error, where) from error
 
 
-async def let_go(handle: asyncio.Task[Any]) -> None:
-    """Ends a call whose result nobody waits for any more."""
+async def let_go(handle: asyncio.Task[Any]) -> ActivityError | None:
+    """Ends a call whose result nobody waits for any more; how it failed, where that is known."""
     handle.cancel()
-    with contextlib.suppress(Exception, asyncio.CancelledError):
+    try:
         await handle
+    except ActivityError as error:
+        return error
+    except (Exception, asyncio.CancelledError):
+        return None
+    return None

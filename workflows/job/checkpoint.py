@@ -304,7 +304,7 @@ async def final(job: Job, nodes: tuple[NodeId, ...]) -> str:
                 raise
             if patient and job.cancel:
                 job.unkept = error.message
-                raise Interrupted(job.cancel, code="job.interrupted") from error
+                raise Interrupted(job.cancel) from error
             if error.code in (RuntimeCode.DAMAGED, RuntimeCode.UNSUITABLE) or workflow.now() >= until:
                 return error.message
             job.note("directory not kept yet", error.message)

@@ -45,7 +45,16 @@ class NodeLost(OperationFailed):
 
 
 class Interrupted(OperationFailed):
-    """Something more urgent came: the job is cancelled, or its workflow was reset."""
+    """Something more urgent came: the job is cancelled, or its workflow was reset.
+
+    Attributes:
+        since: length of the workflow's history when that was heard of.
+        failure: how the call that was given up has failed, where that is known.
+    """
+
+    def __init__(self, message: str, since: int = 0, failure: OperationFailed | None = None) -> None:
+        super().__init__(message, code="job.interrupted")
+        self.since, self.failure = since, failure
 
 
 def of_activity(error: ActivityError, where: str) -> OperationFailed:

@@ -22,6 +22,7 @@ PATCHES: Final = (
     "keep-processes",
     "kept-is-progress",
     "late-cancel",
+    "publish-told",
     "some-stay",
     "update-turn-2",
     "widths",

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 from temporalio import activity
+from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import EventType
+from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
@@ -64,6 +66,26 @@ async def ends(job: Handle) -> list[Event]:
     await job.end(Outcome.COMPLETED)
     await job.workflow.result()
     return job.check()
+
+
+async def reset(client: Client, job: Handle, *, last: bool = False, task: int | None = None) -> None:
+    """As the UI does: back to a finished workflow task, the one in the middle by default; skips one too many."""
+    description = await job.workflow.describe()
+    history = await job.workflow.fetch_history()
+    finished = [
+        event.event_id for event in history.events if event.HasField("workflow_task_completed_event_attributes")
+    ]
+    if task is not None and task >= len(finished):
+        pytest.skip(f"only {len(finished)} tasks")
+    await client.workflow_service.reset_workflow_execution(
+        ResetWorkflowExecutionRequest(
+            namespace=client.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=job.id, run_id=description.run_id),
+            reason="test",
+            workflow_task_finish_event_id=finished[(-1 if last else len(finished) // 2) if task is None else task],
+            request_id=str(len(history.events)),
+        )
+    )
 
 
 class Sink:

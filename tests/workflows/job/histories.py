@@ -31,7 +31,7 @@ from model.requests import (
     ResizeRequest,
 )
 from model.runtime import Outcome, RuntimeCode
-from tests.workflows.job.fleet import Fleet, Handle, until
+from tests.workflows.job.fleet import Fleet, Handle, reset, until
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "histories" / "job"
 
@@ -272,6 +272,23 @@ async def updates_at_once(fleet: Fleet) -> Handle:
     return job
 
 
+async def reset_early(fleet: Fleet) -> Handle:
+    """Set back to where it was placed first: what that task told had other words in the run before."""
+    job = await fleet.submit(job="reset-early")
+    first, second, _ = fleet.nodes
+    await job.run_on(first.device(0))
+    await job.workflow.execute_update(Update.PREEMPT, PreemptRequest(wait=True))
+    await job.workflow.execute_update(Update.RESUME)
+    await job.run_on(second.device(0))
+    await reset(fleet.client, job, task=3)
+    job = Handle(fleet, fleet.client.get_workflow_handle(job.id))
+    await job.notice(lambda notice: notice.generation == 2 and notice.wants == "devices")
+    await job.run_on(first.device(0))
+    await job.end(Outcome.COMPLETED)
+    await job.workflow.result()
+    return job
+
+
 SCENARIOS: dict[str, Callable[[Fleet], Awaitable[Handle]]] = {
     "life": life,
     "node-lost": node_lost,
@@ -283,6 +300,7 @@ SCENARIOS: dict[str, Callable[[Fleet], Awaitable[Handle]]] = {
     "cold-update": cold_update,
     "updates-at-once": updates_at_once,
     "lost-in-a-cut": lost_in_a_cut,
+    "reset-early": reset_early,
 }
 
 

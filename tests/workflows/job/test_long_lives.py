@@ -6,9 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
-from temporalio.client import Client, WorkflowUpdateFailedError
+from temporalio.client import WorkflowUpdateFailedError
 from temporalio.testing import WorkflowEnvironment
 
 from events.types import JobPhaseChanged
@@ -17,7 +15,7 @@ from model.job_state import JobPhase
 from model.names import SearchAttribute, Signal, Update
 from model.requests import PreemptRequest
 from model.runtime import Outcome
-from tests.workflows.job.fleet import Fleet, Handle, ends, until
+from tests.workflows.job.fleet import Fleet, Handle, ends, reset, until
 
 
 async def _renew(job: Handle) -> None:
@@ -54,26 +52,6 @@ async def test_continue_as_new_disturbs_no_step(fleet: Fleet) -> None:
     events = job.check()
     assert len({event.id.first_execution_run for event in events}) == 1
     assert [e.data.before for e in events if isinstance(e, JobPhaseChanged)].count(None) == 1
-
-
-async def reset(client: Client, job: Handle, *, last: bool = False, task: int | None = None) -> None:
-    """As the UI does: back to a finished workflow task, the one in the middle by default; skips one too many."""
-    description = await job.workflow.describe()
-    history = await job.workflow.fetch_history()
-    finished = [
-        event.event_id for event in history.events if event.HasField("workflow_task_completed_event_attributes")
-    ]
-    if task is not None and task >= len(finished):
-        pytest.skip(f"only {len(finished)} tasks")
-    await client.workflow_service.reset_workflow_execution(
-        ResetWorkflowExecutionRequest(
-            namespace=client.namespace,
-            workflow_execution=WorkflowExecution(workflow_id=job.id, run_id=description.run_id),
-            reason="test",
-            workflow_task_finish_event_id=finished[(-1 if last else len(finished) // 2) if task is None else task],
-            request_id=str(len(history.events)),
-        )
-    )
 
 
 SOME_TASKS = (0, 3, 5, 10, 15, 18, 22, 26)

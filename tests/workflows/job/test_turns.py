@@ -10,9 +10,8 @@ from temporalio.client import WorkflowUpdateFailedError
 from model.job_state import JobPhase
 from model.names import Update
 from model.requests import PreemptRequest
-from tests.workflows.job.fleet import Fleet, Handle, ends, until
+from tests.workflows.job.fleet import Fleet, Handle, ends, reset, until
 from tests.workflows.job.test_cold_updates import replayed
-from tests.workflows.job.test_long_lives import reset
 
 PREEMPT = (Update.PREEMPT, {})
 RESUME = (Update.RESUME, {})
