@@ -44,6 +44,8 @@ parser.add_argument("--no-buffers", action="store_true", help="batch norm's stat
 parser.add_argument("--pause", type=float, default=0.0, help="seconds of the host per step")
 parser.add_argument("--pause-until", type=pathlib.Path, default="never", help="no pauses once this file is there")
 args = parser.parse_args()
+if args.bf16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    torch.backends.mkldnn.enabled = False  # torch asks oneDNN for a cell that it does not have on this processor
 CLIP = 0.2  # of all these models' gradients
 
 
