@@ -21,6 +21,7 @@ from model.errors import ModelError
 from model.ids import Epoch, JobId, Step
 from model.names import Activity
 from model.runtime import (
+    FINAL_CODES,
     AttendInput,
     AttendResult,
     BarrierInput,
@@ -43,9 +44,6 @@ from proxy_runtime.errors import ErgoError
 T = TypeVar("T")
 
 BEAT_S = 1.0
-
-FINAL_CODES = frozenset(RuntimeCode)
-"""Trying again on this node would end the same: the workflow decides what is to be done instead."""
 
 LET_GO = "node.let-go"
 """Code of an `attend` that ends because its agent does. Tried again, it re-attaches."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from model.errors import ModelError
 from model.ids import CheckpointId, Epoch, JobId, NodeId, Step, TenantId
@@ -42,6 +42,10 @@ class RuntimeCode(StrEnum):
     """The checkpoint cannot be read as it was written. An earlier one may do."""
     UNSUITABLE = "runtime.unsuitable"
     """This node cannot run or restore the job: its classes, build or memory do not fit. Another one may."""
+
+
+FINAL_CODES: Final = tuple(code.value for code in RuntimeCode)
+"""Trying again on the same node would end the same: the workflow decides what is to be done instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from model.ids import Epoch, JobId, NodeId
-from model.runtime import RuntimeCode
+from model.runtime import FINAL_CODES, RuntimeCode
 from proxy_runtime.checkpoint import errors as checkpoint
 from proxy_runtime.errors import ErgoError
 
@@ -75,8 +75,9 @@ _MEANINGS: dict[str, RuntimeCode] = {
 
 def of_one_alone(error: ErgoError) -> ErgoError:
     """What has ended a part that others had met: one made anew would wait for them in vain and is not tried."""
-    told_apart = error.code in _MEANINGS or error.code in {code.value for code in RuntimeCode}
-    return error if told_apart else NodeError(error.message, code=RuntimeCode.UNKNOWN, remedy=error.remedy)
+    if error.code in _MEANINGS or error.code in FINAL_CODES:
+        return error
+    return NodeError(error.message, code=RuntimeCode.UNKNOWN, remedy=error.remedy)
 
 
 @contextmanager

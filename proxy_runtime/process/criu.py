@@ -95,7 +95,7 @@ def dump(
     request.opts.ghost_limit = ghost_limit
     request.opts.timeout = max(1, int(deadline_s))  # for freezing the tree
     if request.opts.pid == 0:
-        raise explain(["No such process"], _doing(container))
+        raise _gone(container)
 
     def at_stage(script: str, _: int) -> None:
         if script == "post-dump":
@@ -220,7 +220,7 @@ def _dump_once(
         if error.code in ("criu.deadline", "criu.died"):
             _require_released(container, stopped)
         if error.code == "criu.died" and not container.processes():  # CRIU ends with the container that it runs in
-            raise explain(["No such process"], _doing(container)) from error
+            raise _gone(container) from error
         raise
 
 
@@ -307,6 +307,10 @@ def _request(kind: RequestType, directory: Path, link_remap: bool) -> Any:
 
 def _undone(directory: Path) -> str:
     return f"the processes in {directory} could not be restored"
+
+
+def _gone(container: Container) -> CriuError:
+    return explain(["No such process"], _doing(container))
 
 
 def _doing(container: Container) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from model.control import JobView
 from model.job_state import JobPhase
+from proxy_runtime.process import proc
 from tests.fleet.harness import ERGO, LocalFleet
 from tests.fleet.sequences import BUSY, training
 from tests.fleet.torture import Torture
@@ -37,11 +38,11 @@ class Resize:
 
     def __post_init__(self) -> None:
         self.torture = Torture(self.fleet, self.fleet.directory, lambda *_: {})
-        self.before: set[int] = set()
+        self.known: set[int] = set()
         """The job's processes when the resize was asked for."""
 
     def begin(self, width: int) -> subprocess.Popen[str]:
-        self.before = {one.pid for what in ("shim", "proxy", "rank") for one in self.torture.of_job(self.job, what)}
+        self.known = {one.pid for what in ("shim", "proxy", "rank") for one in self.torture.of_job(self.job, what)}
         command = [*ERGO, "resize", self.job, "--devices", str(width), "--wait"]
         return subprocess.Popen(
             command, env=self.fleet.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -74,8 +75,8 @@ class Resize:
         there = self.torture.of_job(self.job, what)
         if what == "shim" and newer:
             proxies = {one.pid for one in self.of("proxy", newer=True)}
-            return [one for one in there if one.pid not in self.before or proxies & _below(one)]
-        return [one for one in there if (one.pid not in self.before) is newer]
+            return [one for one in there if one.pid not in self.known or proxies & {*proc.descendants(one.pid)}]
+        return [one for one in there if (one.pid not in self.known) is newer]
 
     def find(self, victim: str, view: JobView) -> list[psutil.Process]:
         """Those of whom one is to die."""
@@ -87,12 +88,6 @@ class Resize:
         if what:
             return self.of(what, newer=whose == "target's")
         return self.torture.of_job(self.job, victim) if victim in ("rank", "proxy") else self.fleet.processes(victim)
-
-
-def _below(process: psutil.Process) -> set[int]:
-    with suppress(psutil.NoSuchProcess):
-        return {one.pid for one in process.children(recursive=True)}
-    return set()
 
 
 def answers(told: str) -> list[str]:

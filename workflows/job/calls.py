@@ -13,7 +13,7 @@ from temporalio.exceptions import ActivityError
 
 from model.ids import NodeId
 from model.names import JOB_TASK_QUEUE, Activity, node_task_queue
-from model.runtime import RuntimeCode
+from model.runtime import FINAL_CODES, RuntimeCode
 from workflows.job.core import Job
 from workflows.job.errors import Interrupted, NodeLost, OperationFailed, of_activity
 
@@ -26,11 +26,6 @@ HEARTBEAT_S = 10.0
 """Agents beat every second."""
 
 FOREVER = timedelta(days=3650)
-
-FINAL_CODES = [code.value for code in RuntimeCode]
-"""Trying again would end the same."""
-
-_UNTIL_TOLD = workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 
 _CONTROL_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=200),
@@ -102,7 +97,7 @@ async def control(
     story: str,
     limit_s: float | None = None,
     patient: bool = False,
-    told: bool = False,
+    heard_out: bool = False,
 ) -> T:
     """Calls a control activity; it is tried until it is answered.
 
@@ -114,11 +109,12 @@ async def control(
         story: what the timeline of the UI says.
         limit_s: seconds for all attempts; None for ever.
         patient: gives way only where the record has to be opened again, not to a cancellation.
-        told: where it gives way, it waits for what becomes of the call that is under way.
+        heard_out: where it gives way, it waits for what becomes of the call that is under way.
 
     Raises:
         OperationFailed: `Interrupted`, `Fenced`, or time is over.
     """
+    cancelling = workflow.ActivityCancellationType
     handle: asyncio.Task[T] = workflow.start_activity(
         activity.value,
         request,
@@ -127,7 +123,7 @@ async def control(
         start_to_close_timeout=timedelta(seconds=30),
         schedule_to_close_timeout=FOREVER if limit_s is None else timedelta(seconds=limit_s),
         retry_policy=_CONTROL_RETRY,
-        cancellation_type=_UNTIL_TOLD if told else workflow.ActivityCancellationType.TRY_CANCEL,
+        cancellation_type=cancelling.WAIT_CANCELLATION_COMPLETED if heard_out else cancelling.TRY_CANCEL,
         summary=story,
     )
     where = f"Control activity {activity.value}"
@@ -220,8 +216,6 @@ async def let_go(handle: asyncio.Task[Any]) -> ActivityError | None:
     handle.cancel()
     try:
         await handle
-    except ActivityError as error:
-        return error
-    except (Exception, asyncio.CancelledError):
-        return None
+    except (Exception, asyncio.CancelledError) as error:
+        return error if isinstance(error, ActivityError) else None
     return None

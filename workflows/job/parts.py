@@ -14,11 +14,11 @@ from temporalio.exceptions import ActivityError, CancelledError
 from model.ids import Epoch, NodeId
 from model.names import Activity, node_task_queue
 from model.placement import Placement
-from model.runtime import AttendInput, AttendResult, Outcome, RankExit, RuntimeCode, StopInput, StopResult
+from model.runtime import FINAL_CODES, AttendInput, AttendResult, Outcome, RankExit, RuntimeCode, StopInput, StopResult
 from model.sharing import SharingNotice
 from model.units import counted
 from workflows.job import sharing
-from workflows.job.calls import FINAL_CODES, FOREVER, HEARTBEAT_S, every, on_node
+from workflows.job.calls import FOREVER, HEARTBEAT_S, every, on_node
 from workflows.job.core import Job, Part
 from workflows.job.errors import NodeLost, OperationFailed, of_activity
 

@@ -42,9 +42,8 @@ async def publish(job: Job) -> None:
         count = len(events)
         story = f"publish {counted(count, 'event')}"
         try:
-            await control(
-                job, Activity.PUBLISH, request, PublishResult, story=story, patient=True, told=_waits_to_be_told()
-            )
+            told = workflow.patched("publish-told")
+            await control(job, Activity.PUBLISH, request, PublishResult, story=story, patient=True, heard_out=told)
         except Fenced as error:
             # Nobody has them under these ids by us: the run that holds the generation may use the ids itself.
             outbox.renumber(state.outbox)
@@ -53,17 +52,12 @@ async def publish(job: Job) -> None:
             # A reset: what was sent again is handled before the workflow hears of it, in the same task, whose calls
             # nobody has seen, or in the one before, whose calls are refused. The former run may have used these ids
             # for other events.
-            if state.outbox.numbered_at == error.since or (isinstance(error.failure, Fenced) and _waits_to_be_told()):
+            if state.outbox.numbered_at == error.since or isinstance(error.failure, Fenced):
                 outbox.renumber(state.outbox)
         else:
             outbox.published(state.outbox, workflow.now())
             if not state.outbox.unpublished:
                 job.show()
-
-
-def _waits_to_be_told() -> bool:
-    """Whether it is waited for what becomes of a publication that is given up."""
-    return workflow.patched("publish-told")
 
 
 async def notify(job: Job) -> None:

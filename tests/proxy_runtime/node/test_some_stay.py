@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from model.runtime import Outcome, RuntimeCode
 from proxy_runtime.errors import ErgoError
+from proxy_runtime.node.parts import Part
 from proxy_runtime.storage import volumes
 from tests.proxy_runtime.node.conftest import World
 from tests.proxy_runtime.node.nodes import Driver, Held, Machine, make_spec, until
@@ -19,6 +21,8 @@ from tests.proxy_runtime.node.test_resize import brought
 pytestmark = pytest.mark.timeout(600)
 
 FILES = make_spec("volume.py", "--rounds", "15000", ranks=4)
+CUTS = 2
+"""Of a move: a live one, and that in which ranks leave."""
 
 
 class Skewed:
@@ -103,6 +107,13 @@ def test_called_off_everything_is_as_it_was(world: World) -> None:
     skewed.finish(job)
 
 
+def part_and_proxy(job: Driver, machine: Machine) -> tuple[Part, int]:
+    """What a node has of the job in its newest epoch, and the process of a device proxy there."""
+    part = machine.runtime.parts.get(job.job, job.epoch)
+    assert part is not None
+    return part, next(iter(part.client.status().proxy_pids.values()))
+
+
 def stopped(pid: int) -> bool:
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0] in "Tt"
@@ -129,26 +140,23 @@ def test_a_proxy_that_dies_while_ranks_come_leaves_the_job_where_it_was(world: W
     pids = job.pids()
     held = job.held()
 
-    def strike() -> None:
-        part = world.one.runtime.parts.get(job.job, job.epoch)
-        assert part is not None
-        proxy = next(iter(part.client.status().proxy_pids.values()))
+    def strike(part: Part, proxy: int) -> None:
         if moment != "before":
             until(lambda: part.client.status().living, "the ranks that stay are in both epochs")
         os.kill(proxy, signal.SIGKILL)
 
-    striking = threading.Thread(target=strike)
+    with ThreadPoolExecutor(1) as beside:
+        struck: list[Future[None]] = []
 
-    def begin() -> None:
-        striking.start()
-        if moment == "before":
-            striking.join()
+        def begin() -> None:
+            struck.append(beside.submit(strike, *part_and_proxy(job, world.one)))
+            if moment == "before":
+                struck[0].result()
 
-    with pytest.raises(ErgoError, match="proxy"):
-        job.move_some((world.one, 1), (world.one, 0), before_restore=begin)
-    striking.join()
-    held = Held(held.epoch, held.machines, held.cut + 2, held.placement)  # a live cut, and that of the move
-    go_back(job, held, world)
+        with pytest.raises(ErgoError, match="proxy"):
+            job.move_some((world.one, 1), (world.one, 0), before_restore=begin)
+        struck[0].result()
+    go_back(job, replace(held, cut=held.cut + CUTS), world)
     assert job.pids() == pids
     skewed.finish(job)
 
@@ -161,14 +169,13 @@ def test_whom_the_others_have_met_does_not_try_again_alone(world: World) -> None
     held = job.held()
 
     def strike() -> None:
-        part = world.two.runtime.parts.get(job.job, job.epoch)
-        assert part is not None
-        os.kill(next(iter(part.client.status().proxy_pids.values())), signal.SIGKILL)
+        _, proxy = part_and_proxy(job, world.two)
+        os.kill(proxy, signal.SIGKILL)
 
     with pytest.raises(ErgoError, match="proxy") as caught:
         job.move_some((world.one, 0), (world.one, 1), (world.two, 0), before_restore=strike)
     assert caught.value.code == RuntimeCode.UNKNOWN
-    go_back(job, Held(held.epoch, held.machines, held.cut + 2, held.placement), world)
+    go_back(job, replace(held, cut=held.cut + CUTS), world)
     assert job.pids() == pids
     skewed.finish(job)
 
