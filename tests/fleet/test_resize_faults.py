@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 OF_THE_JOB = tuple(f"{whose} {what}" for whose in ("source's", "target's") for what in ("proxy", "shim"))
 VICTIMS = (*OF_THE_JOB, "rank", "source's agent", "target's agent", "infra.job_worker", "infra.cluster_worker")
 NEWS = re.compile(r"ergo: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC  |the job waits: )")
+RECOVERED = ("The job goes on from its newest checkpoint by itself", "The job is being recovered")
 MOMENTS = ("asked", "made ready", "resizing", "restoring")
 KEPT = ("source's shim", "proxy", "rank", "source's agent", "infra.job_worker")
 KEPT_MOMENTS = ("asked", "made ready", "resizing")
@@ -142,6 +143,8 @@ def go_through(resize: Resize, cases: list[tuple[str, str]], widths: tuple[int, 
             asked = resize.begin(width)
             killed = resize.strike(victim, moment, asked, view)
             told, _ = asked.communicate(timeout=600)
+        if any(words in told for words in RECOVERED):  # it has said so before it begins
+            fleet.until(lambda before=view: fleet.show(job).recoveries > before.recoveries, "it is recovered")
         fleet.until_phase(job, JobPhase.RUNNING)
         fleet.until_step(job, fleet.step(job) + 3)  # only where all of it lives
         after = fleet.until_phase(job, JobPhase.RUNNING)
